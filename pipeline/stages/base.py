@@ -1,0 +1,68 @@
+"""What a stage is. A stage turns input artefacts into one output folder and knows nothing of caching."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.config.spec import Spec
+
+# progress(done, total, unit): total None when unknown. Cheap; the graph limits how often it is shown.
+Progress = Callable[[float, "float | None", str], None]
+
+
+@dataclass(slots=True)
+class StageContext:
+    """Everything a running stage may touch.
+
+    Attributes:
+        spec: The frozen job.
+        inputs: Read-only artefact folders of the upstream stages, by stage name.
+        out: Empty folder to write into; published by the store when ``run`` returns and ``check`` agrees.
+        log: Goes to the stage's log file.
+        log_path: That file, for the output of started programs.
+        progress: Reports how far the stage is.
+        facts: What the stage wants to have in its manifest (sources used, versions, counts). JSON values.
+    """
+
+    spec: Spec
+    inputs: Mapping[str, Path]
+    out: Path
+    log: logging.Logger
+    log_path: Path
+    progress: Progress
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Stage(Protocol):
+    """One node of the graph.
+
+    Attributes:
+        name: ``fetch``, ``convert`` …; part of the key.
+        version: Raised when the meaning of the output changes; part of the key.
+        inputs: Names of the stages it reads.
+    """
+
+    name: str
+    version: int
+    inputs: tuple[str, ...]
+
+    def identity(self, spec: Spec) -> Mapping[str, Any]:
+        """Return what, besides the inputs, decides the output: JSON values, no host paths."""
+
+    def run(self, context: StageContext) -> None:
+        """Write the output into ``context.out``.
+
+        Raises:
+            PipelineError: Anything the user can act on.
+        """
+
+    def check(self, path: Path) -> None:
+        """Verify the contract of a finished output before it is published.
+
+        Raises:
+            PipelineError: The output is not what downstream stages rely on.
+        """
