@@ -12,7 +12,7 @@ help: ## List the verbs
 
 # The stamp is written last: an interrupted set-up starts again.
 $(VENV)/.ready: pyproject.toml setup.py Makefile
-	@$(PYTHON) pipeline/triton/host.py
+	@$(PYTHON) tools/check_host.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@$(BIN)/python -c 'from pipeline.triton.install import ensure_tritonserver; print("tritonserver:", ensure_tritonserver().binary)'
