@@ -14,6 +14,10 @@ from pipeline.config.spec import Spec
 Progress = Callable[[float, "float | None", str], None]
 
 
+class Unresolved(Exception):
+    """What decides a stage's output is not known yet (a branch that was not looked up); the text says what and why."""
+
+
 @dataclass(slots=True)
 class StageContext:
     """Everything a running stage may touch.
@@ -51,7 +55,11 @@ class Stage(Protocol):
     inputs: tuple[str, ...]
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
-        """Return what, besides the inputs, decides the output: JSON values, no host paths."""
+        """Return what, besides the inputs, decides the output: JSON values, no host paths.
+
+        Raises:
+            Unresolved: It cannot be told without work that planning must not do.
+        """
 
     def run(self, context: StageContext) -> None:
         """Write the output into ``context.out``.
