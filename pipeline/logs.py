@@ -112,6 +112,12 @@ class _UtcFormatter(logging.Formatter):
     default_msec_format = "%s.%03dZ"
 
 
+class _StageFileHandler(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise inside the caller, who then fails for the reason it is (disk full); the default prints and goes on."""
+        raise
+
+
 @contextmanager
 def stage_logger(name: str, path: Path) -> Iterator[logging.Logger]:
     """Open the log file of one stage and yield a logger that writes to it.
@@ -123,7 +129,7 @@ def stage_logger(name: str, path: Path) -> Iterator[logging.Logger]:
         OSError: The file cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _StageFileHandler(path, encoding="utf-8")
     handler.setFormatter(_UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(RedactingFilter())
     # Not from logging.getLogger: a run leaves nothing behind in the process-wide registry.

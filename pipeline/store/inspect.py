@@ -163,7 +163,7 @@ def garbage(store: Store) -> Garbage:
         paths += [folder for folder in _artefact_folders(store) if folder.name not in artefacts]
         paths += [path for path in (store.root / "locks").glob("*.lock") if path.stem not in keys]
         oldest = time.time() - _KEEP_LOGS_S
-        paths += [p for p in store.logs.glob("*/*.log") if p not in logs and p.stat().st_mtime < oldest]
+        paths += [p for p in store.logs.glob("*/*") if p not in logs and p.stat().st_mtime < oldest]
         # A file that a kept artefact shares gives nothing back.
         shared: set[tuple[int, int]] = set()
         for digest in artefacts:

@@ -36,6 +36,8 @@ from pipeline.store.record import DamagedRecord, Record, from_bytes, to_bytes
 
 NEVER_BUILT = "never built"
 
+_MAX_KEPT_BYTES = 16 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -267,6 +269,18 @@ class Store:
         record = replace(hit.record, key=action_key(document), document=document, input_artefacts=artefacts)
         self._commit(record)
         return Hit(record, hit.path)
+
+    def keep_failed(self, folder: Path, target: Path) -> Path | None:
+        """Move a failed stage's output beside its log, if it is small (reports, not weights); None if it is not kept.
+
+        Raises:
+            OSError: It cannot be moved.
+        """
+        entries = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        if not entries or sum(path.stat().st_size for path in entries) > _MAX_KEPT_BYTES:
+            return None
+        folder.rename(target)
+        return target
 
     def _commit(self, record: Record) -> None:
         data = to_bytes(record)
