@@ -145,14 +145,15 @@ def garbage(store: Store) -> Garbage:
     Raises:
         StoreError: The store cannot be read.
     """
-    kept = [r for _, _, key in store.in_use() if isinstance(r := store.record(key), Record)]
     by_key = {record.key: record for record in records(store)}
-    pending = list(kept)
+    pending = [key for _, _, key in store.in_use()]
+    live: set[str] = set()
     while pending:
-        for key in pending.pop().document.inputs.values():
-            if key in by_key and by_key[key] not in kept:
-                kept.append(by_key[key])
-                pending.append(by_key[key])
+        key = pending.pop()
+        if key in by_key and key not in live:
+            live.add(key)
+            pending += by_key[key].document.inputs.values()
+    kept = [by_key[key] for key in live]
     keys = {key for record in kept for key in (record.key, record.content_key)}
     artefacts = {record.artefact for record in kept}
     logs = {store.root / record.log for record in kept}
