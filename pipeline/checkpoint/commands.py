@@ -1,0 +1,145 @@
+"""The verb ``checkpoint`` of the command line: ``convert``, ``inspect``, ``diff``, ``verify``. No numpy until one runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.options import DTYPES, EMBEDDING_SHARDINGS, ConvertOptions
+from pipeline.errors import Finding, SourceError
+
+Progress = Callable[[float, "float | None", str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReport:
+    """Outcome of a command, for people and for ``--json``.
+
+    Attributes:
+        command: ``convert``, ``inspect``, ``diff`` or ``verify``.
+        values: JSON values, one section per key.
+        findings: Problems; one of severity error means exit code 3.
+    """
+
+    command: str
+    values: Mapping[str, Any]
+    findings: tuple[Finding, ...] = ()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands and their options to a parser. The chosen one is in ``args.command``."""
+    commands = parser.add_subparsers(dest="command", required=True, metavar="convert|inspect|diff|verify")
+    convert = commands.add_parser("convert", help="write a TensorRT-LLM checkpoint from a model folder or a .gguf file")
+    convert.add_argument("source", type=Path, metavar="SRC", help="model folder, or .gguf file")
+    convert.add_argument("out", type=Path, metavar="OUT", help="folder for config.json and rank*.safetensors")
+    convert.add_argument("--dtype", choices=DTYPES, default="auto", help="type of the weights (default: the source's)")
+    convert.add_argument("--tp", type=int, default=1, metavar="N", help="tensor parallel size (default: 1)")
+    convert.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline parallel size (default: 1)")
+    convert.add_argument(
+        "--embedding-sharding",
+        choices=EMBEDDING_SHARDINGS,
+        default="none",
+        help="split the embedding over the ranks by rows (vocab) or columns (hidden)",
+    )
+    convert.add_argument("--workers", type=int, metavar="N", help="threads (default: processors, at most 4)")
+    inspect = commands.add_parser("inspect", help="check and describe a model or a checkpoint")
+    inspect.add_argument("path", type=Path, metavar="PATH")
+    inspect.add_argument("--digests", action="store_true", help="also the sha256 of each tensor (reads all weights)")
+    diff = commands.add_parser("diff", help="what differs between two checkpoints")
+    diff.add_argument("a", type=Path, metavar="A")
+    diff.add_argument("b", type=Path, metavar="B")
+    verify = commands.add_parser("verify", help="check a finished checkpoint against its config.json")
+    verify.add_argument("path", type=Path, metavar="PATH")
+
+
+def main(args: argparse.Namespace, *, progress: Progress | None = None) -> CommandReport:
+    """Run the chosen command.
+
+    Raises:
+        PipelineError: The source, the options or the output folder are not usable.
+    """
+    command: CommandReport = _COMMANDS[args.command](args, progress)
+    return command
+
+
+def _convert(args: argparse.Namespace, progress: Progress | None) -> CommandReport:
+    from pipeline.checkpoint.convert import convert_checkpoint
+
+    options = ConvertOptions(
+        dtype=args.dtype,
+        tp=args.tp,
+        pp=args.pp,
+        embedding_sharding=args.embedding_sharding,
+        workers=args.workers,
+    )
+    report = convert_checkpoint(args.source, args.out, options=options, progress=progress)
+    return CommandReport("convert", {"out": str(args.out), **asdict(report)})
+
+
+def _inspect(args: argparse.Namespace, progress: Progress | None) -> CommandReport:
+    from pipeline.checkpoint.description import describe
+
+    return CommandReport("inspect", describe(args.path, digests=args.digests))
+
+
+def _diff(args: argparse.Namespace, progress: Progress | None) -> CommandReport:
+    from pipeline.checkpoint.description import differences
+
+    values = differences(args.a, args.b)
+    return CommandReport("diff", values, tuple(_difference_findings(values)))
+
+
+def _difference_findings(values: Mapping[str, Any]) -> list[Finding]:
+    return [
+        Finding("checkpoints-differ", "info", entry["where"], f"{entry['what']}: {entry['a']} against {entry['b']}")
+        for entry in values["differences"]
+    ]
+
+
+def _verify(args: argparse.Namespace, progress: Progress | None) -> CommandReport:
+    from pipeline.checkpoint.verification import verify_checkpoint
+
+    if not args.path.is_dir():
+        raise SourceError(f"{args.path}: is no folder; expected a checkpoint")
+    findings = tuple(verify_checkpoint(args.path))
+    return CommandReport("verify", {"path": str(args.path), "sound": not findings}, findings)
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Progress | None], CommandReport]] = {
+    "convert": _convert,
+    "inspect": _inspect,
+    "diff": _diff,
+    "verify": _verify,
+}
+
+
+def render(report: CommandReport) -> Any:
+    """Return what rich prints for a report: a table per section."""
+    from rich.console import Group
+    from rich.table import Table
+
+    tables = []
+    plain = Table(title=report.command, show_header=False, title_justify="left")
+    for key, value in report.values.items():
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+            table = Table(*value[0], title=key.replace("_", " "), title_justify="left")
+            for row in value:
+                table.add_row(*(str(cell) for cell in row.values()))
+            tables.append(table)
+        elif isinstance(value, Mapping):
+            text = "\n".join(f"{name}: {_text(item)}" for name, item in value.items())
+            plain.add_row(key.replace("_", " "), text or "none")
+        else:
+            plain.add_row(key.replace("_", " "), _text(value))
+    for finding in report.findings:
+        plain.add_row(f"{finding.severity} {finding.rule}", f"{finding.path}: {finding.message}")
+    return Group(plain, *tables)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

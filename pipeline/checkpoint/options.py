@@ -1,0 +1,99 @@
+"""What a conversion is asked for and what it reports. No numpy here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.errors import ConfigError
+
+EmbeddingSharding = Literal["none", "vocab", "hidden"]
+
+DTYPES = ("auto", "float16", "bfloat16", "float32")
+EMBEDDING_SHARDINGS = ("none", "vocab", "hidden")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """How to convert.
+
+    Attributes:
+        dtype: Type of the weights in the checkpoint. ``auto`` takes the source's, except that float32 and an unstated
+            type become float16, as NVIDIA's converter does.
+        tp: Tensor parallel size.
+        pp: Pipeline parallel size; the first stages get the layers left over.
+        embedding_sharding: Whether ``vocab_embedding`` is whole on every rank, split by vocabulary rows, or by columns.
+        workers: Threads that read, cast and write; None takes the number of processors, at most 4. Never changes a
+        byte.
+    """
+
+    dtype: str = "auto"
+    tp: int = 1
+    pp: int = 1
+    embedding_sharding: EmbeddingSharding = "none"
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside the ranges above.
+
+        Raises:
+            ConfigError: Names the option, its value and what is possible.
+        """
+        _choice("dtype", self.dtype, DTYPES)
+        _choice("embedding_sharding", self.embedding_sharding, EMBEDDING_SHARDINGS)
+        for name in ("tp", "pp"):
+            _positive(name, getattr(self, name))
+        if self.workers is not None:
+            _positive("workers", self.workers)
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}; expected a whole number from 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a finished conversion read and wrote.
+
+    Attributes:
+        architecture: ``LlamaForCausalLM`` …
+        family: Name of the family table that was used.
+        dtype: Type of the weights written.
+        tp: Tensor parallel size.
+        pp: Pipeline parallel size.
+        source_tensors: Number of tensors in the source.
+        target_tensors: Number of tensors written, over all ranks.
+        parameters: Number of values in the source's tensors.
+        dtypes: Tensor class (``matrix``, ``norm``, ``bias``, ``scale``) to the types written.
+        source_bytes: Size of the source's tensors.
+        target_bytes: Size of the tensors written, over all ranks.
+        ignored_files: Weight files of the source folder that were not read, and why.
+        ignored_tensors: Source tensors that need no place in the checkpoint, and why.
+        warnings: What a reader of the result should know.
+        source_digest: sha256 that identifies config and weights of the source by content.
+        seconds: Wall time.
+    """
+
+    architecture: str
+    family: str
+    dtype: str
+    tp: int
+    pp: int
+    source_tensors: int
+    target_tensors: int
+    parameters: int
+    dtypes: Mapping[str, tuple[str, ...]]
+    source_bytes: int
+    target_bytes: int
+    ignored_files: Mapping[str, str]
+    ignored_tensors: Mapping[str, str]
+    warnings: tuple[str, ...]
+    source_digest: str
+    seconds: float = field(compare=False)
