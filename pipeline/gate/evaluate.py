@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from pipeline.engines.protocol import Engine
 from pipeline.gate.baseline import Baseline, TaskScores
 from pipeline.gate.degeneracy import degeneracy
-from pipeline.gate.evaluation import ComparedContinuation, ComparedTask, Evaluation, Measure
+from pipeline.gate.evaluation import ComparedContinuation, ComparedTask, Evaluation, Measure, Passage
 from pipeline.gate.prompts import generate_greedily
 from pipeline.gate.protocol import Protocol
 from pipeline.gate.scoring import NothingMeasured, Progress, TextScores, score_text
@@ -23,7 +24,7 @@ _CAVEATS = {
     "unquantized": "The baseline is the reference engine on an unquantized conversion: this says nothing about the "
     "conversion itself.",
 }
-_WORST_ITEMS = 5
+_WORST = 5
 
 
 def evaluate(
@@ -37,6 +38,8 @@ def evaluate(
     thresholds: Thresholds,
     decode: Callable[[Sequence[int]], str],
     tasks: Sequence[Task] = (),
+    generations: int | None = None,
+    generation_tokens: int | None = None,
     bos_id: int | None = None,
     not_measured: Mapping[str, str] | None = None,
     progress: Progress | None = None,
@@ -56,6 +59,8 @@ def evaluate(
         thresholds: Only ``confidence`` matters here.
         decode: Ids to text, for people and for blank output.
         tasks: Multiple-choice tasks; the baseline must have scored the same files.
+        generations: Prompts to continue; None for all the baseline has, 0 for none.
+        generation_tokens: New tokens per prompt at most; None for as many as the baseline made.
         bos_id: First token, where the protocol wants one.
         not_measured: Measures this candidate cannot give and why: ``text`` (no context logits), ``generation``.
         progress: Called with done, total, unit.
@@ -76,10 +81,11 @@ def evaluate(
     if problems:
         skipped = {**skipped, "text": "the baseline cannot judge this candidate"}
         return Evaluation(candidate.info, baseline, protocol, tuple(problems), skipped, caveats)
-    baseline = baseline.under(protocol)
+    baseline = _shortened(baseline.under(protocol), generations, generation_tokens, decode)
     scores: TextScores | None = None
     measures: list[Measure] = []
     differences, divergences = np.empty(0), np.empty(0)
+    passages: tuple[Passage, ...] = ()
     continuations: tuple[ComparedContinuation, ...] = ()
     compared_tasks: list[ComparedTask] = []
     try:
@@ -90,6 +96,7 @@ def evaluate(
             )
             differences = baseline.logprobs.astype(np.float64) - scores.logprobs
             divergences = _divergences(baseline, scores)
+            passages = _worst_passages(differences, token_ids, decode)
             measures += _text_measures(baseline, scores, differences, divergences, thresholds.confidence)
         for task in tasks:
             compared_tasks.append(_compare_task(candidate, task, baseline, progress))
@@ -114,10 +121,26 @@ def evaluate(
         differences,
         divergences,
         scores,
+        passages,
         continuations,
         tuple(compared_tasks),
         time.monotonic() - started,
     )
+
+
+def _shortened(
+    baseline: Baseline, generations: int | None, generation_tokens: int | None, decode: Callable[[Sequence[int]], str]
+) -> Baseline:
+    """Keep the first continuations and cut them; a greedy answer's beginning is the answer to the smaller limit."""
+    kept = baseline.continuations[:generations]
+    if generation_tokens is not None and generation_tokens < baseline.max_new_tokens:
+        cut = [entry.token_ids[:generation_tokens] for entry in kept]
+        kept = tuple(
+            replace(entry, token_ids=ids, text=decode([token for token in ids if token not in baseline.end_ids]))
+            for entry, ids in zip(kept, cut, strict=True)
+        )
+        baseline = replace(baseline, max_new_tokens=generation_tokens)
+    return replace(baseline, continuations=kept)
 
 
 def _divergences(baseline: Baseline, scores: TextScores) -> Floats:
@@ -176,6 +199,17 @@ def _text_measures(
         Measure("logprob_difference_max", float(spread.max()), "nats", samples=tokens),
     ]
     return measures
+
+
+def _worst_passages(
+    differences: Floats, token_ids: npt.NDArray[np.int32], decode: Callable[[Sequence[int]], str]
+) -> tuple[Passage, ...]:
+    blocks = block_means(differences, BLOCK_TOKENS)
+    found = []
+    for index in np.argsort(-blocks, kind="stable")[:_WORST]:
+        first = int(index) * BLOCK_TOKENS + 1  # token 0 has no score
+        found.append(Passage(first, float(blocks[index]), decode(token_ids[first : first + BLOCK_TOKENS].tolist())))
+    return tuple(found)
 
 
 def _exp(value: float) -> float:
@@ -263,7 +297,7 @@ def _worst_items(task: Task, recorded: TaskScores, scores: TaskScores) -> tuple[
     lost = []
     for item, old, new in zip(task.items, recorded.loglikelihoods, scores.loglikelihoods, strict=False):
         lost.append((old[item.answer] - new[item.answer]) / len(item.choices[item.answer]))
-    order = np.argsort(-np.asarray(lost), kind="stable")[:_WORST_ITEMS]
+    order = np.argsort(-np.asarray(lost), kind="stable")[:_WORST]
     rows: list[Mapping[str, str | float]] = []
     for index in order:
         item, row = task.items[index], np.asarray(scores.loglikelihoods[index])

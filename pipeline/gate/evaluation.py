@@ -54,6 +54,15 @@ class ComparedContinuation:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """A block of the text where the candidate lost most: mean difference per token in nats, and the words."""
+
+    first_token: int
+    difference: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedTask:
     """One multiple-choice task: accuracies as shares, drop of acc_norm per item in {-1, 0, 1}."""
 
@@ -83,6 +92,7 @@ class Evaluation:
         differences: [n] float64, baseline minus candidate log probability per token, nats; positive is worse.
         divergences: [n] float64, KL per token, nats; empty without alternatives.
         scores: The candidate's; None when the text was not scored.
+        worst_passages: Where the text was predicted worst compared with the baseline.
         continuations: Greedy answers side by side.
         tasks: Multiple-choice results.
         seconds: Wall time; not part of what is compared.
@@ -98,6 +108,7 @@ class Evaluation:
     differences: Floats = field(default_factory=_no_floats)
     divergences: Floats = field(default_factory=_no_floats)
     scores: TextScores | None = None
+    worst_passages: tuple[Passage, ...] = ()
     continuations: tuple[ComparedContinuation, ...] = ()
     tasks: tuple[ComparedTask, ...] = ()
     seconds: float = 0.0

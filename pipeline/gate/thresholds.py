@@ -23,29 +23,29 @@ class Thresholds:
     inconclusive between.
 
     Attributes:
-        max_perplexity_ratio: Candidate over baseline.
-        max_kl: Mean divergence of the next-token distribution from the baseline's, nats per token.
-        min_top1_agreement: Share of positions where both predict the same token.
-        max_new_degenerate: Share of prompts on which the candidate, not the baseline, gives broken text. A count over
+        perplexity_ratio_max: Candidate over baseline.
+        kl_max: Mean divergence of the next-token distribution from the baseline's, nats per token.
+        top1_agreement_min: Share of positions where both predict the same token.
+        new_degenerate_max: Share of prompts on which the candidate, not the baseline, gives broken text. A count over
             a few prompts, judged as it is.
-        max_task_drop: Length-normalized accuracy lost on a multiple-choice task, as a share.
+        task_drop_max: Length-normalized accuracy lost on a multiple-choice task, as a share.
         confidence: Of the two-sided intervals.
     """
 
-    max_perplexity_ratio: float | None = 1.05
-    max_kl: float | None = None
-    min_top1_agreement: float | None = 0.8
-    max_new_degenerate: float | None = 0.25
-    max_task_drop: float | None = None
+    perplexity_ratio_max: float | None = 1.05
+    kl_max: float | None = None
+    top1_agreement_min: float | None = 0.8
+    new_degenerate_max: float | None = 0.25
+    task_drop_max: float | None = None
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
             raise PreflightError(f"gate.confidence={self.confidence}, expected at least 0.5 and below 1")
-        if self.max_perplexity_ratio is not None and not self.max_perplexity_ratio > 0:
-            raise PreflightError(f"gate.max_perplexity_ratio={self.max_perplexity_ratio}, expected above 0")
-        if self.min_top1_agreement is not None and not 0 <= self.min_top1_agreement <= 1:
-            raise PreflightError(f"gate.min_top1_agreement={self.min_top1_agreement}, expected between 0 and 1")
+        if self.perplexity_ratio_max is not None and not self.perplexity_ratio_max > 0:
+            raise PreflightError(f"gate.perplexity_ratio_max={self.perplexity_ratio_max}, expected above 0")
+        if self.top1_agreement_min is not None and not 0 <= self.top1_agreement_min <= 1:
+            raise PreflightError(f"gate.top1_agreement_min={self.top1_agreement_min}, expected between 0 and 1")
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -55,33 +55,33 @@ class Thresholds:
 # Source: perplexity of SmolLM2-135M (37.39) by scheme, measured from exported checkpoints: int8 weight-only 37.43,
 # fp8 38.31, fp8 + fp8 kv 38.67, fp8 row-wise 38.46, smoothquant 38.66-40.24, int4_awq 45.99, w4a8_awq 47.0, nvfp4 54.1.
 # So small a model loses more than others; `_LARGE` is for 1e9 parameters and more.
-_EXACT = Thresholds(max_perplexity_ratio=1.01, max_kl=0.01, min_top1_agreement=0.97)
+_EXACT = Thresholds(perplexity_ratio_max=1.01, kl_max=0.01, top1_agreement_min=0.97)
 _SMALL: Mapping[str, Thresholds] = MappingProxyType(
     {
         "fp16": _EXACT,
         "bf16": _EXACT,
-        "int8": Thresholds(max_perplexity_ratio=1.02, max_kl=0.02, min_top1_agreement=0.93),
-        "fp8": Thresholds(max_perplexity_ratio=1.06, min_top1_agreement=0.8),
-        "fp8_rowwise": Thresholds(max_perplexity_ratio=1.06, min_top1_agreement=0.8),
-        "smoothquant": Thresholds(max_perplexity_ratio=1.12, min_top1_agreement=0.7),
-        "int4": Thresholds(max_perplexity_ratio=1.6, min_top1_agreement=0.5),
-        "int4_awq": Thresholds(max_perplexity_ratio=1.4, min_top1_agreement=0.55),
-        "w4a8_awq": Thresholds(max_perplexity_ratio=1.45, min_top1_agreement=0.55),
-        "nvfp4": Thresholds(max_perplexity_ratio=1.6, min_top1_agreement=0.5),
+        "int8": Thresholds(perplexity_ratio_max=1.02, kl_max=0.02, top1_agreement_min=0.93),
+        "fp8": Thresholds(perplexity_ratio_max=1.06, top1_agreement_min=0.8),
+        "fp8_rowwise": Thresholds(perplexity_ratio_max=1.06, top1_agreement_min=0.8),
+        "smoothquant": Thresholds(perplexity_ratio_max=1.12, top1_agreement_min=0.7),
+        "int4": Thresholds(perplexity_ratio_max=1.6, top1_agreement_min=0.5),
+        "int4_awq": Thresholds(perplexity_ratio_max=1.4, top1_agreement_min=0.55),
+        "w4a8_awq": Thresholds(perplexity_ratio_max=1.45, top1_agreement_min=0.55),
+        "nvfp4": Thresholds(perplexity_ratio_max=1.6, top1_agreement_min=0.5),
     }
 )
 _LARGE: Mapping[str, Thresholds] = MappingProxyType(
     {
         "fp16": _EXACT,
         "bf16": _EXACT,
-        "int8": Thresholds(max_perplexity_ratio=1.015, max_kl=0.02, min_top1_agreement=0.95),
-        "fp8": Thresholds(max_perplexity_ratio=1.03, min_top1_agreement=0.88),
-        "fp8_rowwise": Thresholds(max_perplexity_ratio=1.03, min_top1_agreement=0.88),
-        "smoothquant": Thresholds(max_perplexity_ratio=1.05, min_top1_agreement=0.85),
-        "int4": Thresholds(max_perplexity_ratio=1.15, min_top1_agreement=0.75),
-        "int4_awq": Thresholds(max_perplexity_ratio=1.08, min_top1_agreement=0.8),
-        "w4a8_awq": Thresholds(max_perplexity_ratio=1.1, min_top1_agreement=0.8),
-        "nvfp4": Thresholds(max_perplexity_ratio=1.1, min_top1_agreement=0.8),
+        "int8": Thresholds(perplexity_ratio_max=1.015, kl_max=0.02, top1_agreement_min=0.95),
+        "fp8": Thresholds(perplexity_ratio_max=1.03, top1_agreement_min=0.88),
+        "fp8_rowwise": Thresholds(perplexity_ratio_max=1.03, top1_agreement_min=0.88),
+        "smoothquant": Thresholds(perplexity_ratio_max=1.05, top1_agreement_min=0.85),
+        "int4": Thresholds(perplexity_ratio_max=1.15, top1_agreement_min=0.75),
+        "int4_awq": Thresholds(perplexity_ratio_max=1.08, top1_agreement_min=0.8),
+        "w4a8_awq": Thresholds(perplexity_ratio_max=1.1, top1_agreement_min=0.8),
+        "nvfp4": Thresholds(perplexity_ratio_max=1.1, top1_agreement_min=0.8),
     }
 )
 _LARGE_PARAMETERS = 1_000_000_000
@@ -117,9 +117,9 @@ def required_tokens(thresholds: Thresholds, *, precision: str, expected_ratio: f
     Returns:
         A multiple of the block; None when the limit is off or the expectation already breaks it.
     """
-    if thresholds.max_perplexity_ratio is None:
+    if thresholds.perplexity_ratio_max is None:
         return None
-    distance = math.log(thresholds.max_perplexity_ratio / expected_ratio)
+    distance = math.log(thresholds.perplexity_ratio_max / expected_ratio)
     deviation = _BLOCK_DEVIATION.get(precision, _COARSE_DEVIATION)
     blocks = samples_needed(distance, deviation, thresholds.confidence)
     return None if blocks is None else blocks * BLOCK_TOKENS

@@ -68,18 +68,18 @@ def judge(evaluation: Evaluation, thresholds: Thresholds) -> Verdict:
 def _limits(evaluation: Evaluation, thresholds: Thresholds) -> list[tuple[Measure, float, bool]]:
     """Pair measures with limits: (measure, limit, whether it is an upper limit)."""
     named = (
-        ("perplexity_ratio", thresholds.max_perplexity_ratio, True),
-        ("kl", thresholds.max_kl, True),
-        ("top1_agreement", thresholds.min_top1_agreement, False),
-        ("new_degenerate", thresholds.max_new_degenerate, True),
+        ("perplexity_ratio", thresholds.perplexity_ratio_max, True),
+        ("kl", thresholds.kl_max, True),
+        ("top1_agreement", thresholds.top1_agreement_min, False),
+        ("new_degenerate", thresholds.new_degenerate_max, True),
     )
     pairs = []
     for name, limit, at_most in named:
         measure = evaluation.measure(name)
         if measure is not None and limit is not None:
             pairs.append((measure, limit, at_most))
-    if thresholds.max_task_drop is not None:
-        pairs += [(m, thresholds.max_task_drop, True) for m in evaluation.measures if m.name.startswith("task:")]
+    if thresholds.task_drop_max is not None:
+        pairs += [(m, thresholds.task_drop_max, True) for m in evaluation.measures if m.name.startswith("task:")]
     return pairs
 
 

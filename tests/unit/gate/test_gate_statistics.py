@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_proportion_interval_is_wilsons():
 def test_block_means_joins_a_short_last_block(length, sizes):
     values = np.arange(length, dtype=np.float64)
     edges = np.cumsum([0, *sizes])
-    expected = [values[a:b].mean() for a, b in zip(edges, edges[1:], strict=False)]
+    expected = [values[a:b].mean() for a, b in itertools.pairwise(edges)]
     assert block_means(values, 4) == pytest.approx(expected)
 
 

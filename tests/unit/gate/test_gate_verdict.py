@@ -40,7 +40,7 @@ def test_judge_fails_a_model_that_answers_with_newlines_although_perplexity_hard
     # B11. A bias that puts the newline just above the best token everywhere makes greedy text all newlines.
     sick = table.copy()
     sick[:, NEWLINE] = sick.max(axis=1) + 0.01
-    loose = Thresholds(max_perplexity_ratio=1.5, min_top1_agreement=None)
+    loose = Thresholds(perplexity_ratio_max=1.5, top1_agreement_min=None)
     verdict = verdict_of(TableEngine(sick), thresholds=loose)
     assert verdict.status == "failed"
     assert "one token repeated" in verdict.reasons[0] or "blank text" in verdict.reasons[0]
@@ -50,7 +50,7 @@ def test_judge_fails_a_model_that_answers_with_newlines_although_perplexity_hard
 def test_judge_fails_a_model_that_stops_at_once(table, verdict_of):
     mute = table.copy()
     mute[:, END] = mute.max(axis=1) + 0.01
-    loose = Thresholds(max_perplexity_ratio=None, min_top1_agreement=None)
+    loose = Thresholds(perplexity_ratio_max=None, top1_agreement_min=None)
     verdict = verdict_of(TableEngine(mute), thresholds=loose)
     assert verdict.status == "failed"
     assert "immediate stop" in verdict.reasons[0]
@@ -111,16 +111,16 @@ def test_judge_is_invalid_when_the_baselines_answers_are_all_degenerate(table, t
 
 def test_judge_is_inconclusive_and_says_how_much_text_would_do_when_the_margin_is_too_fine(table, verdict_of):
     engine = TableEngine(table, noise=0.1, seed=1)
-    verdict = verdict_of(engine, thresholds=Thresholds(max_perplexity_ratio=1.002, min_top1_agreement=None))
+    verdict = verdict_of(engine, thresholds=Thresholds(perplexity_ratio_max=1.002, top1_agreement_min=None))
     assert verdict.status in ("inconclusive", "failed")
     short = Protocol("short", "made up", "0" * 64, tokens=200, window=256, stride=128)
-    few = verdict_of(engine, protocol=short, thresholds=Thresholds(min_top1_agreement=None))
+    few = verdict_of(engine, protocol=short, thresholds=Thresholds(top1_agreement_min=None))
     assert few.status == "inconclusive"
     assert "would decide" in few.reasons[0]
 
 
 def test_judge_is_invalid_when_no_measure_has_a_limit(table, verdict_of):
-    off = Thresholds(max_perplexity_ratio=None, min_top1_agreement=None, max_new_degenerate=None)
+    off = Thresholds(perplexity_ratio_max=None, top1_agreement_min=None, new_degenerate_max=None)
     assert verdict_of(TableEngine(table), thresholds=off).status == "invalid"
 
 
