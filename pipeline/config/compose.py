@@ -52,7 +52,8 @@ def search_path(config_dir: Path | None = None) -> tuple[Path, ...]:
     found: list[Path] = []
     if config_dir is not None:
         if not config_dir.is_dir():
-            raise ConfigError(f"--config-dir {config_dir} is not a folder", hint="give a folder with groups like model/")
+            hint = "give a folder that holds groups like model/"
+            raise ConfigError(f"--config-dir {config_dir} is not a folder", hint=hint)
         found.append(config_dir.resolve())
     local = Path("conf").resolve()
     main = local / f"{CONFIG_NAME}.yaml"
@@ -107,9 +108,8 @@ def compose_config(arguments: Sequence[str], *, config_dir: Path | None = None) 
 
     config = OmegaConf.to_object(node)
     if not isinstance(config, Config):
-        raise ConfigError(
-            f"{folders[0] / CONFIG_NAME}.yaml is not made from the schema", hint=f"start its defaults with {SCHEMA_NAME}"
-        )
+        main = folders[0] / f"{CONFIG_NAME}.yaml"
+        raise ConfigError(f"{main} is not made from the schema", hint=f"start its defaults with {SCHEMA_NAME}")
     return Composed(config, choices, folders)
 
 
@@ -127,7 +127,7 @@ def _hydra(folders: Sequence[Path], choices: Mapping[str, str]) -> tuple[DictCon
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from yaml import YAMLError  # type: ignore[import-untyped]
 
     register()
     rest = ",".join(_quoted(f"file://{folder}") for folder in folders[1:])

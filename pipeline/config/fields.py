@@ -1,4 +1,4 @@
-"""The schema seen as a table of dotted keys: what exists, of which type, within which bounds, and what is near a typo."""
+"""The schema as a table of dotted keys: what exists, of which type, within which bounds, and what is near a typo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from pipeline.config.schema import Config
 
@@ -119,12 +119,12 @@ def nearest_key(key: str) -> str | None:
     return nearest(key, siblings) or nearest(key, same_end) or nearest(key, known)
 
 
-def _leaves(kind: type, prefix: str) -> Iterable[Leaf]:
+def _leaves(kind: Any, prefix: str) -> Iterable[Leaf]:
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         is_optional, inner = _strip_optional(hints[item.name])
         path = prefix + item.name
-        if dataclasses.is_dataclass(inner):
+        if dataclasses.is_dataclass(cast(Any, inner)):
             yield from _leaves(inner, path + ".")
         else:
             bounds = item.metadata
@@ -138,17 +138,17 @@ def _leaves(kind: type, prefix: str) -> Iterable[Leaf]:
             )
 
 
-def _sections(kind: type, prefix: str) -> Iterable[tuple[str, type]]:
+def _sections(kind: Any, prefix: str) -> Iterable[tuple[str, type]]:
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         _, inner = _strip_optional(hints[item.name])
-        if dataclasses.is_dataclass(inner):
+        if dataclasses.is_dataclass(cast(Any, inner)):
             yield prefix + item.name, inner
             yield from _sections(inner, f"{prefix}{item.name}.")
 
 
-def _strip_optional(hint: Any) -> tuple[bool, Any]:
+def _strip_optional(hint: Any) -> tuple[bool, type]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return True, inner[0]
-    return False, hint
+        return True, cast(type, inner[0])
+    return False, cast(type, hint)

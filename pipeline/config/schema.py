@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.facts.precisions import ALGORITHMS
+
 SCHEMA_NAME = "pipeline_schema"
 
 
@@ -84,7 +86,7 @@ class PrecisionConfig:
     """How weights and KV cache are stored. Option names are what people say; the rest is TensorRT-LLM's."""
 
     dtype: str = field(default="bfloat16", metadata=one_of("float16", "bfloat16"))
-    quant_algo: str | None = None
+    quant_algo: str | None = field(default=None, metadata=one_of(*ALGORITHMS))
     kv_cache: str = field(default="auto", metadata=one_of("auto", "int8", "fp8"))
     group_size: int = field(default=0, metadata=between(0))
     alpha: float = field(default=0.0, metadata=between(0, 1))
@@ -93,13 +95,17 @@ class PrecisionConfig:
 
 @dataclass
 class LimitsConfig:
-    """What the server must be able to take; null is derived from model and memory."""
+    """What the server must be able to take; null is derived from model and memory.
+
+    ``kv_overcommit``: how many times more sequences may be admitted than the cache holds at full length.
+    """
 
     max_batch_size: int | None = field(default=None, metadata=between(1))
     max_input_len: int | None = field(default=None, metadata=between(1))
     max_seq_len: int | None = field(default=None, metadata=between(2))
     max_num_tokens: int = field(default=8192, metadata=between(1))
     max_beam_width: int = field(default=1, metadata=between(1))
+    kv_overcommit: float = field(default=4.0, metadata=between(1))
 
 
 @dataclass

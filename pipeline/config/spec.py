@@ -132,6 +132,7 @@ class Limits:
         max_seq_len: Longest prompt plus output.
         max_num_tokens: Tokens in one step over all sequences, after padding is removed.
         max_beam_width: 1 is no beam search.
+        kv_overcommit: How many times more sequences may be admitted than the cache holds at full length.
     """
 
     max_batch_size: int = field(metadata=identity("build"))
@@ -139,6 +140,7 @@ class Limits:
     max_seq_len: int = field(metadata=identity("build"))
     max_num_tokens: int = field(metadata=identity("build"))
     max_beam_width: int = field(metadata=identity("build"))
+    kv_overcommit: float = field(metadata=identity())
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,8 @@ class Hardware:
         name: Option name it came to, ``h100_80g``, ``cpu``; for a GPU without an option, its own name.
         gpu: GPU name as the driver gives it; empty for ``cpu``.
         sm: Compute capability, 90 for 9.0; None for ``cpu``.
-        memory_bytes: Memory of one GPU; of the machine for ``cpu`` (0 when not known).
+        memory_bytes: Memory of one GPU; 0 for ``cpu``.
+        host_memory_bytes: Memory of the machine at hand; 0 when not known.
         count: GPUs in one machine; 0 for ``cpu``.
         bandwidth_bytes_per_s: Memory bandwidth of one GPU; 0 when not known.
         driver: Version of the driver found, empty when not looked for.
@@ -234,6 +237,7 @@ class Hardware:
     gpu: str = field(metadata=identity())
     sm: int | None = field(metadata=identity())
     memory_bytes: int = field(metadata=identity())
+    host_memory_bytes: int = field(metadata=identity())
     count: int = field(metadata=identity())
     bandwidth_bytes_per_s: int = field(metadata=identity())
     driver: str = field(metadata=identity())
@@ -402,6 +406,11 @@ class Spec:
     runner: Runner
     store: Store
     policy: Policy
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of what one rank runs on: one GPU, or the machine for the reference target. 0 when not known."""
+        return self.hardware.host_memory_bytes if self.target.resolved == "reference" else self.hardware.memory_bytes
 
     def identity_of(self, stage: str) -> dict[str, Any]:
         """Return the values that decide the result of ``stage``, besides its inputs: JSON values, no host paths.

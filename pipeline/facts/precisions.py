@@ -70,7 +70,7 @@ def support(algorithm: str, sm: int) -> Support:
 
 def weight_bytes(algorithm: str | None, dtype: str) -> float:
     """Return bytes per weight of the layers' matrices; embedding and head stay in ``dtype``."""
-    return ALGORITHMS[algorithm].weight_bytes if algorithm in ALGORITHMS else float(DTYPE_BYTES[dtype])
+    return ALGORITHMS[algorithm].weight_bytes if algorithm is not None else float(DTYPE_BYTES[dtype])
 
 
 def kv_bytes(kv_cache: str | None, dtype: str) -> int:
