@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engines.reference.request import Request, TokenLogprob
+from pipeline.engines.reference.request import EngineInfo, Generation, Request
 
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """Identity of an engine.
-
-    Attributes:
-        kind: ``reference``, ``triton``, ``tensorrt_llm``, ``transformers``.
-        checkpoint_digest: sha256 over the checkpoint the engine answers from; with ``kind`` it tells whether two
-            engines are the same witness.
-        vocab_size: Real vocabulary, without padding.
-        max_seq_len: Prompt plus output tokens at most.
-    """
-
-    kind: str
-    checkpoint_digest: str
-    vocab_size: int
-    max_seq_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished request."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    logprobs: tuple[TokenLogprob, ...] = ()
+__all__ = ["Engine", "EngineInfo", "Generation", "Request"]
 
 
 class Engine(Protocol):

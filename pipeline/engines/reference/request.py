@@ -100,3 +100,31 @@ class TokenEvent:
     context_logits: npt.NDArray[np.float32] | None = None
     generation_logits: npt.NDArray[np.float32] | None = None
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Identity of an engine.
+
+    Attributes:
+        kind: ``reference``, ``triton``, ``tensorrt_llm``, ``transformers``.
+        checkpoint_digest: sha256 over the checkpoint the engine answers from; with ``kind`` it tells whether two
+            engines are the same witness.
+        vocab_size: Real vocabulary, without padding.
+        max_seq_len: Prompt plus output tokens at most.
+    """
+
+    kind: str
+    checkpoint_digest: str
+    vocab_size: int
+    max_seq_len: int

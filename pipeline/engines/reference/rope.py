@@ -1,0 +1,91 @@
+"""Rotary position embedding in the half-split (NeoX) form.
+
+Letters: T tokens, H heads, r rotated dimensions of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import EngineError
+
+F32 = npt.NDArray[np.float32]
+
+
+def inverse_frequencies(dim: int, base: float, scaling: Mapping[str, Any] | None) -> npt.NDArray[np.float64]:
+    """Return the rotation per position of each dimension pair: [dim/2] radians, float64.
+
+    Source: RoFormer, arXiv 2104.09864, section 3.2.2; ``linear``: position interpolation, arXiv 2306.15595; ``llama3``:
+    wavelengths longer than the original context are stretched by ``factor``, short ones kept, blended in between
+    (Llama 3.1 model card).
+
+    Raises:
+        EngineError: The kind of scaling is unknown or lacks a value.
+    """
+    plain = base ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
+    if not scaling:
+        return plain
+    kind = scaling.get("type", scaling.get("rope_type", "none"))
+    try:
+        if kind in ("none", "default"):
+            return plain
+        if kind == "linear":
+            return plain / float(scaling.get("factor", 1.0))
+        if kind == "llama3":
+            return _llama3(plain, scaling)
+    except KeyError as error:
+        raise EngineError(f"rotary_scaling of type {kind!r} lacks {error.args[0]!r}") from error
+    raise EngineError(f"rotary_scaling type {kind!r} is not supported; known are default, linear and llama3")
+
+
+def _llama3(plain: npt.NDArray[np.float64], scaling: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    factor = float(scaling.get("factor", 1.0))
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    context = float(scaling["original_max_position_embeddings"])
+    turns = context * plain / (2 * math.pi)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return keep * plain + (1 - keep) * plain / factor
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """Cosines and sines of every position: [max_seq_len, r/2] float32 each."""
+
+    cos: F32
+    sin: F32
+
+    @classmethod
+    def build(cls, frequencies: npt.NDArray[np.float64], length: int) -> RotaryTable:
+        """Make the table for positions 0 .. length-1.
+
+        Precision: frequencies and angles are rounded to float32, as TensorRT-LLM and transformers do; at position 8000
+        that moves an angle by up to 5e-4.
+        """
+        angles = np.outer(np.arange(length, dtype=np.float32), frequencies.astype(np.float32))
+        return cls(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+    def rows(self, positions: npt.NDArray[np.intp]) -> tuple[F32, F32]:
+        """Return cosines and sines for some positions, shaped [T, 1, r/2] to broadcast over heads."""
+        return self.cos[positions][:, None, :], self.sin[positions][:, None, :]
+
+
+def rotate(x: F32, cos: F32, sin: F32) -> None:
+    """Rotate the first r dimensions of ``x`` in place.
+
+    Args:
+        x: [T, H, head_size] float32.
+        cos: [T, 1, r/2] float32, as ``sin``, from :meth:`RotaryTable.rows`.
+    """
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    turned = second * cos
+    turned += first * sin
+    first *= cos
+    first -= second * sin
+    second[...] = turned
