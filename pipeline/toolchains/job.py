@@ -1,0 +1,338 @@
+"""What the adapters need to know of a job, and how to get it from a Spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from pipeline.config.spec import Spec
+from pipeline.toolchains.release import data
+
+FlagValue = str | int | float | bool | Sequence[str] | None
+
+PRECISIONS = (
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "smoothquant",
+    "fp8",
+    "fp8_rowwise",
+    "int4_awq",
+    "w4a8_awq",
+    "nvfp4",
+    "from_checkpoint",
+)
+
+# quant_algo of SmoothQuant by (weights per channel, activations per token).
+SMOOTHQUANT = {
+    (False, False): "W8A8_SQ_PER_TENSOR_PLUGIN",
+    (True, False): "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+    (False, True): "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+    (True, True): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes the engine is built for, in sequences or tokens; None leaves upstream's default."""
+
+    max_batch_size: int | None = None
+    max_input_len: int | None = None
+    max_seq_len: int | None = None
+    max_num_tokens: int | None = None
+    max_beam_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Data that quantization measures on: a local folder with a ``train`` split and a ``text`` column.
+
+    Attributes:
+        samples: Texts that are run.
+        seq_len: Tokens kept of each.
+        batch_size: Texts per forward pass.
+    """
+
+    samples: int = 512
+    seq_len: int = 512
+    batch_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SourceQuantization:
+    """How a published checkpoint is quantized already.
+
+    Attributes:
+        kind: ``gptq``, ``awq``, ``fp8`` (per tensor), ``fp8_rowwise``, ``fp8_block``, ``nvfp4``, or upstream's word.
+        bits: Bits of a weight.
+        group_size: Weights that share a scale; 0 when not group-wise.
+        desc_act: GPTQ with activation order, which the converters refuse.
+    """
+
+    kind: str
+    bits: int = 4
+    group_size: int = 128
+    desc_act: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name in the route table: ``gptq4``, ``awq4``, ``fp8`` …"""
+        return f"{self.kind}{self.bits}" if self.kind in ("gptq", "awq") else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """Speculative decoding.
+
+    Attributes:
+        mode: ``draft_tokens_external``, ``lookahead_decoding``, ``medusa``, ``explicit_draft_tokens`` or ``eagle``.
+        max_draft_len: Draft tokens per step; 0 takes it from the checkpoint (or, for lookahead, from the window).
+        window: Lookahead window size W.
+        ngram: Lookahead n-gram size N.
+        verification: Lookahead verification set size G.
+        medusa_heads: Heads to merge; None leaves upstream's default.
+        medusa_layers: Layers of a head; None leaves upstream's default.
+        eagle_layers: Layers of the EAGLE net, which lengthen the sequence; 0 when not known.
+    """
+
+    mode: str
+    max_draft_len: int = 0
+    window: int = 0
+    ngram: int = 0
+    verification: int = 0
+    medusa_heads: int | None = None
+    medusa_layers: int | None = None
+    eagle_layers: int = 0
+
+    @property
+    def lookahead_draft_len(self) -> int:
+        """Draft tokens that the lookahead window needs: (N-2) + (W-1+G)(N-1). Source: upstream's lookahead example."""
+        return (self.ngram - 2) + (self.window - 1 + self.verification) * (self.ngram - 1)
+
+    @property
+    def draft_len(self) -> int:
+        """Draft tokens the engine is built for; 0 when only the checkpoint knows."""
+        if self.max_draft_len or self.mode != "lookahead_decoding" or not self.ngram:
+            return self.max_draft_len
+        return self.lookahead_draft_len
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """LoRA adapters.
+
+    Attributes:
+        max_rank: Largest rank the engine takes.
+        target_modules: Modules they apply to; empty takes them from the first adapter folder.
+        adapters: Number of adapter folders given to the build.
+        adapter_rank: Largest rank among them; None when not known.
+        dora: The adapters are DoRA.
+    """
+
+    max_rank: int = 64
+    target_modules: tuple[str, ...] = ()
+    adapters: int = 0
+    adapter_rank: int | None = None
+    dora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolJob:
+    """One job for NVIDIA's tools. Everything here decides a command or a finding; nothing here is a host path.
+
+    Attributes:
+        family: Family name or Hugging Face architecture; see ``data/families.json``.
+        precision: One of :data:`PRECISIONS`.
+        dtype: Type of what is not quantized: ``auto``, ``float16``, ``bfloat16`` or ``float32``.
+        kv_cache: ``auto`` (the dtype), ``int8`` or ``fp8``.
+        sm: Compute capability of the GPU, 90 for 9.0; None when not known.
+        gpu_count: GPUs of the machine; None when not known.
+        tp: Tensor parallel size.
+        pp: Pipeline parallel size.
+        cp: Context parallel size.
+        moe_tp: Tensor parallel size inside experts; -1 lets the tool derive it.
+        moe_ep: Expert parallel size; -1 lets the tool derive it.
+        embedding_sharding: ``none``, ``vocab`` or ``hidden``.
+        converter: ``nvidia``: the release's own scripts write the checkpoint; ``native``: something else does.
+        limits: Sizes the engine is built for.
+        flags: Further ``trtllm-build`` flags by name without dashes.
+        converter_flags: Further flags of the tool that writes the checkpoint, likewise.
+        smoothquant_algo: ``quant_algo`` that SmoothQuant shall give.
+        alpha: Smoothing strength of SmoothQuant, 0 to 1.
+        group_size: Weights that share a scale, for group-wise methods.
+        quantize_lm_head: Quantize the head too (FP8 only).
+        calibration: None when no data was given.
+        source: How the source is quantized; None when it is not.
+        speculative: None for plain decoding.
+        lora: None for no adapters.
+        workers: Parallel processes of the tools; None lets the plan choose.
+        multiple_profiles: Build several optimization profiles.
+        force_num_profiles: Cap on their number (debugging); None for upstream's choice.
+        weight_streaming: Keep weights on the host and stream them.
+        reuse_kv: The user wants KV cache reuse.
+        chunked_context: The user wants prompts longer than ``max_num_tokens``.
+        reuse_timing_cache: A timing cache of an earlier build is mounted.
+    """
+
+    family: str
+    precision: str
+    dtype: str = "auto"
+    kv_cache: str = "auto"
+    sm: int | None = None
+    gpu_count: int | None = None
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    moe_tp: int = -1
+    moe_ep: int = -1
+    embedding_sharding: str = "none"
+    converter: str = "nvidia"
+    limits: Limits = Limits()
+    flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    converter_flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    smoothquant_algo: str = SMOOTHQUANT[True, True]
+    alpha: float = 0.5
+    group_size: int = 128
+    quantize_lm_head: bool = False
+    calibration: Calibration | None = None
+    source: SourceQuantization | None = None
+    speculative: Speculative | None = None
+    lora: Lora | None = None
+    workers: int | None = None
+    multiple_profiles: bool = False
+    force_num_profiles: int | None = None
+    weight_streaming: bool = False
+    reuse_kv: bool = False
+    chunked_context: bool = False
+    reuse_timing_cache: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all: one GPU each."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def recipe(self) -> str:
+        """Name of the precision in the route table."""
+        if self.precision == "smoothquant":
+            return f"smoothquant:{self.smoothquant_algo}"
+        if self.precision == "from_checkpoint":
+            return f"from_checkpoint:{self.source.key if self.source else 'unquantized'}"
+        return self.precision
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family as NVIDIA's tools see it.
+
+    Attributes:
+        name: ``llama``, ``qwen2`` …
+        script: Family whose ``convert_checkpoint.py`` it uses; empty for none.
+        row: Its line in the published precision matrix; empty when it has none.
+        quantize: ``yes``, ``no`` or ``unverified``: whether quantize.py takes it.
+        since: First release with an engine class; empty when older than every release here.
+        unverified_before: Release before which nothing was found; empty for none.
+        parallel: Ways of splitting that work: ``tp``, ``pp``, ``cp``.
+        is_moe: It is a mixture of experts.
+    """
+
+    name: str
+    script: str
+    row: str
+    quantize: str
+    since: str
+    unverified_before: str
+    parallel: tuple[str, ...]
+    is_moe: bool
+
+
+@cache
+def find_family(name: str) -> Family | None:
+    """Return the family of that name, alias or Hugging Face architecture; None when unknown."""
+    for family, facts in data("families")["families"].items():
+        if name == family or name in facts["architectures"] or name in facts.get("aliases", ()):
+            listed = facts["quantize"]
+            return Family(
+                name=family,
+                script=facts["script"] or "",
+                row=facts["row"] or "",
+                quantize=listed if isinstance(listed, str) else ("yes" if listed else "no"),
+                since=facts.get("since", ""),
+                unverified_before=facts.get("unverified_before", ""),
+                parallel=tuple(facts.get("parallel", ("tp", "pp", "cp"))),
+                is_moe=bool(facts.get("moe")),
+            )
+    return None
+
+
+def family_names() -> tuple[str, ...]:
+    """Return every known family."""
+    return tuple(data("families")["families"])
+
+
+def source_quantization(config: Mapping[str, Any]) -> SourceQuantization | None:
+    """Read how a Hugging Face checkpoint is quantized from its ``config.json`` (``quantization_config`` block).
+
+    Returns:
+        None when it is not quantized.
+    """
+    block = config.get("quantization_config")
+    if not isinstance(block, Mapping):
+        return None
+    method = str(block.get("quant_method", "")).lower()
+    group = block.get("group_size")
+    kinds = {"fbgemm_fp8": "fp8_rowwise", "fp8": "fp8_block" if block.get("weight_block_size") else "fp8"}
+    if method in ("gptq", "awq"):
+        bits = int(block.get("bits", block.get("w_bit", 4)))
+        return SourceQuantization(method, bits, int(group or 128), bool(block.get("desc_act")))
+    if method == "modelopt":
+        algorithm = str(block.get("quant_algo", "")).upper()
+        return SourceQuantization({"FP8": "fp8", "NVFP4": "nvfp4"}.get(algorithm, f"modelopt {algorithm}"), 8, 0)
+    return SourceQuantization(kinds.get(method, method or "unknown"), 8, 0)
+
+
+def job_from_spec(
+    spec: Spec,
+    *,
+    flags: Mapping[str, FlagValue] | None = None,
+    converter_flags: Mapping[str, FlagValue] | None = None,
+    calibration: Calibration | None = None,
+    source: SourceQuantization | None = None,
+    speculative: Speculative | None = None,
+    lora: Lora | None = None,
+) -> ToolJob:
+    """Make the job for NVIDIA's tools from a frozen Spec and the parts of the configuration that it does not hold."""
+    precision, limits, parallel = spec.precision, spec.limits, spec.parallel
+    architecture = spec.model.architecture
+    return ToolJob(
+        family=architecture.architecture if architecture else spec.model.family,
+        precision=precision.name,
+        dtype=precision.dtype,
+        kv_cache=(precision.kv_cache or "auto").lower(),
+        sm=spec.hardware.sm,
+        gpu_count=spec.hardware.count or None,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        cp=parallel.cp,
+        embedding_sharding=parallel.embedding_sharding,
+        converter=spec.converter.resolved,
+        limits=Limits(
+            limits.max_batch_size,
+            limits.max_input_len,
+            limits.max_seq_len,
+            limits.max_num_tokens,
+            limits.max_beam_width,
+        ),
+        flags=dict(flags or {}),
+        converter_flags=dict(converter_flags or {}),
+        smoothquant_algo=precision.quant_algo or SMOOTHQUANT[True, True],
+        alpha=precision.alpha or 0.5,
+        group_size=precision.group_size or 128,
+        calibration=calibration,
+        source=source,
+        speculative=speculative,
+        lora=lora,
+    )
