@@ -157,7 +157,7 @@ def save_baseline(baseline: Baseline, folder: Path, name: str) -> None:
     Alternatives are stored as float16 and ids in the smallest type that holds them: a rounded baseline distribution
     is still a distribution, and its divergence from the true one is of second order (1e-7).
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     id_type = np.uint16 if baseline.vocab_size <= 1 << 16 else np.int32
     arrays = {
@@ -167,7 +167,8 @@ def save_baseline(baseline: Baseline, folder: Path, name: str) -> None:
         "top_logprobs": baseline.top_logprobs.astype(np.float16),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, folder / f"{name}.safetensors")
+    data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+    (folder / f"{name}.safetensors").write_bytes(data)
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": baseline.kind,
@@ -178,7 +179,7 @@ def save_baseline(baseline: Baseline, folder: Path, name: str) -> None:
         "vocab_size": baseline.vocab_size,
         "protocol": baseline.protocol.to_json(),
         "perplexity": round(baseline.perplexity, 6),
-        "arrays_sha256": hashlib.sha256((folder / f"{name}.safetensors").read_bytes()).hexdigest(),
+        "arrays_sha256": hashlib.sha256(data).hexdigest(),
         "max_new_tokens": baseline.max_new_tokens,
         "end_ids": list(baseline.end_ids),
         "made_by": baseline.made_by,
