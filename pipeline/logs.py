@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -30,7 +30,7 @@ _LOOKS_SECRET = re.compile(
       \b(?:nvapi-|sk-|ghp_|github_pat_|glpat-)[\w-]{16,}
     | (?P<scheme>\bbearer\s+)[\w.~+/=-]{8,}
     | (?P<header>\bauthorization["']?\s*[:=]\s*["']?(?:basic\s+)?)[\w.~+/=-]{8,}
-    | (?P<user>://[^/\s:@]+:)[^/\s@]+(?=@)
+    | (?P<user>://[^/\s:@"']+:)[^/\s@"']+(?=@)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -141,4 +141,6 @@ def stage_logger(name: str, path: Path) -> Iterator[logging.Logger]:
         yield logger
     finally:
         package.removeHandler(handler)
-        handler.close()
+        # What a full disk did not take was reported when it was written.
+        with suppress(OSError):
+            handler.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -51,10 +52,12 @@ class Child:
             self._process = _popen(
                 argv, cwd, {**(os.environ if env is None else env), **tree.tag_environment(self._tag)}
             )
-        except BaseException:
-            watchdog.discard(self._tag)
-            if self._log:
-                self._log.close()
+        except BaseException as error:
+            if isinstance(error, Exception):  # it was never there
+                watchdog.discard(self._tag)
+            else:  # ctrl-C in the middle: it may be there; should this come too early, the watchdog ends it with us
+                tree.end_tree(self._tag, None, _DRAIN_S)
+            self._close_log()
             raise
         self._pump = threading.Thread(target=self._pump_output, name=f"output-{self.pid}", daemon=True)
         self._pump.start()
@@ -121,8 +124,13 @@ class Child:
                 except BaseException as error:  # given to the waiting thread
                     self._failure = error
         stream.close()
+        self._close_log()
+
+    def _close_log(self) -> None:
         if self._log:
-            self._log.close()
+            # What a full disk did not take was reported when it was written.
+            with contextlib.suppress(OSError):
+                self._log.close()
 
     def _take(self, line: str) -> None:
         self._tail.append(line)
