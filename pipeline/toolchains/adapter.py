@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 from pipeline.errors import Finding
 from pipeline.toolchains import command, effective, rules
@@ -56,6 +57,12 @@ def commands_for(job: ToolJob, release: Release) -> tuple[list[Command], list[Fi
     if any(finding.severity == "error" for finding in findings):
         return [], findings
     return commands, findings
+
+
+def without_known(findings: Iterable[Finding], known: Iterable[Finding]) -> list[Finding]:
+    """Drop findings whose rule and path are among ``known``: the configuration's own rules see part of this as well."""
+    seen = {(finding.rule.removesuffix("-unverified"), finding.path) for finding in known}
+    return [finding for finding in findings if (finding.rule.removesuffix("-unverified"), finding.path) not in seen]
 
 
 def build_view(job: ToolJob, family: Family, release: Release, algorithm: str) -> BuildView:
@@ -148,7 +155,7 @@ def _splits(job: ToolJob, family: Family) -> list[Finding]:
         if size > 1 and noun not in family.parallel:
             message = f"{noun}={size}: {family.name} can be split by {' and '.join(family.parallel)} only"
             hint = f"parallel.{noun}=1 parallel.tp={job.tp * size}"
-            findings.append(Finding("family-split", "error", f"parallel.{noun}", message, hint))
+            findings.append(Finding(f"{noun}-family", "error", f"parallel.{noun}", message, hint))
     return findings
 
 

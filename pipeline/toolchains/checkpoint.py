@@ -15,6 +15,9 @@ from pipeline.toolchains.routes import Route
 CONVERT_TIMEOUT_S = 4 * 3600.0
 CALIBRATE_TIMEOUT_S = 12 * 3600.0
 
+# Calibration wants the 16-bit weights and a fifth on top; an estimate.
+CALIBRATION_SLACK = 1.2
+
 # Tokens that quantize.py's tokenizer keeps unless told otherwise.
 TOKENIZER_LENGTH = 2048
 
@@ -80,7 +83,7 @@ def _command(job: ToolJob, route: Route, release: Release, arguments: tuple[str,
         flags=arguments,
         env=command.ENVIRONMENT,
         mounts=(*mounts, command.out()),
-        # quantize.py and calibration spread the full-precision model over every GPU; the rest needs one for the library.
+        # quantize.py and calibration spread the full model over every GPU; the rest needs one for the library.
         gpus=(job.gpu_count or job.world_size) if route.calibrates or route.tool == "quantize" else 1,
         timeout_s=CALIBRATE_TIMEOUT_S if route.calibrates else CONVERT_TIMEOUT_S,
         description=f"{verb} {job.family} to {job.recipe}, {job.world_size} rank(s), TensorRT-LLM {release.version}",
@@ -149,16 +152,33 @@ def _calibration_findings(job: ToolJob, route: Route) -> list[Finding]:
         return []
     if job.calibration is None:
         message = (
-            f"{route.tool} calibrates {job.recipe} and no data was given; its own default would be downloaded, "
-            "and containers run without a network"
+            f"{route.tool} calibrates {job.recipe} (KV cache {job.kv_cache}) "
+            "and no data was given; its own default would be downloaded, and containers run without a network"
         )
         hint = "give calibration a local folder with a train split and a text column"
         return [Finding("calibration-missing", "error", "calibration", message, hint)]
+    findings = _calibration_memory(job, route)
     most = route.makes.get("samples_at_most")
     if most and job.calibration.samples > most:
         message = f"calibration.samples={job.calibration.samples} ends as {most}: quantize.py caps it for AWQ"
-        return [Finding("calibration-samples-capped", "info", "calibration.samples", message)]
-    return []
+        findings.append(Finding("calibration-samples-capped", "info", "calibration.samples", message))
+    return findings
+
+
+def _calibration_memory(job: ToolJob, route: Route) -> list[Finding]:
+    """Calibration holds the full-precision model on the GPUs it sees."""
+    gpus = job.gpu_count or job.world_size
+    if not job.parameters or not job.gpu_memory_bytes:
+        return []
+    needed, there = job.parameters * 2 * CALIBRATION_SLACK, gpus * job.gpu_memory_bytes
+    if needed <= there:
+        return []
+    message = (
+        f"{route.tool} calibrates the 16-bit model: about {needed / 1e9:.0f} GB (estimated), "
+        f"and {gpus} GPU(s) hold {there / 1e9:.0f} GB"
+    )
+    hint = "quantize on larger or more GPUs, or start from a published quantized checkpoint (precision=from_checkpoint)"
+    return [Finding("calibration-memory", "warning", "hardware", message, hint)]
 
 
 def _free_flags(job: ToolJob, values: Mapping[str, FlagValue]) -> list[Finding]:

@@ -186,7 +186,9 @@ def change_findings(view: BuildView) -> list[Finding]:
         was = view.value(change.flag)
         start = f"{change.flag} {'was set to' if asked else 'defaults to'} {was}"
         message = f"{start}, ends as {change.final}: {change.why}"
-        severity: Severity = "warning" if asked else "info"
+        # Losing KV cache reuse and chunked context matters even where nobody asked for the option by name.
+        loses = change.flag == "use_paged_context_fmha" and change.final == "disable" and was == "enable"
+        severity: Severity = "warning" if asked or loses else "info"
         findings.append(Finding(change.rule, severity, view.path(change.flag), message, change.hint))
     return findings
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from pipeline.config.spec import Spec
+from pipeline.facts.memory import parameter_count
 from pipeline.toolchains.release import data
 
 FlagValue = str | int | float | bool | Sequence[str] | None
@@ -150,6 +151,8 @@ class ToolJob:
         kv_cache: ``auto`` (the dtype), ``int8`` or ``fp8``.
         sm: Compute capability of the GPU, 90 for 9.0; None when not known.
         gpu_count: GPUs of the machine; None when not known.
+        gpu_memory_bytes: Memory of one GPU; None when not known.
+        parameters: Weights of the model; None when not known.
         tp: Tensor parallel size.
         pp: Pipeline parallel size.
         cp: Context parallel size.
@@ -183,6 +186,8 @@ class ToolJob:
     kv_cache: str = "auto"
     sm: int | None = None
     gpu_count: int | None = None
+    gpu_memory_bytes: int | None = None
+    parameters: int | None = None
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -314,6 +319,8 @@ def job_from_spec(
         kv_cache=(precision.kv_cache or "auto").lower(),
         sm=spec.hardware.sm,
         gpu_count=spec.hardware.count or None,
+        gpu_memory_bytes=spec.hardware.memory_bytes or None,
+        parameters=parameter_count(architecture) if architecture else None,
         tp=parallel.tp,
         pp=parallel.pp,
         cp=parallel.cp,

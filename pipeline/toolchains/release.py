@@ -195,10 +195,10 @@ def engine_findings(version: str) -> list[Finding]:
     both_ways = f"pin {pin} (the last release that builds engines) or use target=llmapi"
     if not re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?(rc\d+)?", version):
         message = f"{version!r} names no release, and what it names today cannot build engines: {facts['reason']}"
-        return [Finding("engine-builder-removed", "error", "toolchain", message, both_ways)]
+        return [Finding("release-without-engines", "error", "toolchain", message, both_ways)]
     if version_key(version) >= version_key(facts["removed_in"]):
         message = f"release {version} cannot build engines: {facts['reason']}"
-        return [Finding("engine-builder-removed", "error", "toolchain", message, both_ways)]
+        return [Finding("release-without-engines", "error", "toolchain", message, both_ways)]
     if version not in release_versions():
         message = f"release {version} has no data, so its flags are not known; known: {', '.join(release_versions())}"
         return [Finding("release-unknown", "error", "toolchain", message, pin)]

@@ -76,7 +76,7 @@ def choose_route(job: ToolJob, family: Family, release: Release) -> tuple[Route 
     if not routes:
         return None, [_no_route(need, family, release, reasons)]
     route = min(routes, key=lambda item: item.rank)
-    return route, _remarks(route, routes, reasons)
+    return route, _remarks(route, family, reasons)
 
 
 def algorithm_of(recipe: str) -> str:
@@ -131,22 +131,25 @@ def _route(need: Need, tool: str, release: Release) -> Route | str:
     return Route(tool, makes["algorithm"], makes, kv, nouns, facts)
 
 
-def _remarks(route: Route, routes: tuple[Route, ...], reasons: Mapping[str, str]) -> list[Finding]:
+def _remarks(route: Route, family: Family, reasons: Mapping[str, str]) -> list[Finding]:
     findings: list[Finding] = []
     wanted = route.makes.get("instead_of")
     if wanted:
         message = f"{wanted} was asked for and no tool makes it for this family; {route.tool} makes {route.algorithm}"
         findings.append(Finding("smoothquant-other-kind", "warning", "precision", message, "let the gate decide"))
     if route.kv.get("scales") == "default":
-        message = f"{route.tool} writes KV cache scales of 1.0: it does not measure them"
+        message = f"{route.tool} does not measure KV cache scales: they are 1.0 unless the source holds them"
         hint = "precision.kv_cache=auto"
         findings.append(Finding("kv-scales-default", "warning", "precision.kv_cache", message, hint))
     if route.makes.get("estimated"):
         message = f"{route.tool}: {route.makes['estimated']}"
         findings.append(Finding("route-unverified", "warning", "precision", message))
-    first = next(iter(reasons.items()), None)
-    if route.tool == "quantize" and first and len(routes) == 1:
-        message = f"quantize.py writes the checkpoint, because {first[0]} {_because(first[1])}"
+    if route.tool == "quantize" and family.quantize == "unverified":
+        message = f"nothing states that quantize.py takes {family.name}"
+        findings.append(Finding("route-unverified", "warning", "model", message, "converter=native"))
+    if route.tool == "quantize" and reasons:
+        tool, reason = next(iter(reasons.items()))
+        message = f"quantize.py writes the checkpoint, because {tool} {_because(reason)}"
         findings.append(Finding("route-quantize", "info", "converter", message))
     return findings
 

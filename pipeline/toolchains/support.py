@@ -6,6 +6,8 @@ from pipeline.errors import Finding
 from pipeline.toolchains.job import Family, ToolJob
 from pipeline.toolchains.release import Release, data, version_key
 
+OLDEST_SM = 80
+
 
 def gpu_class(sm: int) -> str:
     """Return the GPU generation of a compute capability; empty when the matrix does not list it."""
@@ -25,15 +27,18 @@ def kv_cache_support(kv_cache: str, sm: int) -> str:
     return str(data("support")["kv_cache"][kv_cache]["gpus"].get(gpu_class(sm), "unverified"))
 
 
-def is_ticked(family: Family, algorithm: str, dtype: str) -> bool | None:
-    """Say whether the published matrix ticks a model at an algorithm; None when it has no line or column for it."""
+def is_ticked(family: Family, algorithm: str, dtype: str) -> bool:
+    """Say whether the published matrix ticks a model at an algorithm.
+
+    Algorithms without a column (row-wise FP8, W4A8) count as ticked, and so do 16-bit weights of models without a line.
+    """
     matrix = data("support")["models"]
     column = data("support")["algorithms"].get(algorithm, {}).get("column", "")
     if algorithm == "none":
         column = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32"}.get(dtype, "FP16")
-    if not column or family.row not in matrix["rows"]:
-        return None
-    return column in matrix["rows"][family.row]
+    if not column or (not family.row and algorithm == "none"):
+        return True
+    return column in matrix["rows"].get(family.row, ())
 
 
 def check_support(job: ToolJob, family: Family, release: Release, algorithm: str) -> list[Finding]:
@@ -68,8 +73,9 @@ def _algorithm(job: ToolJob, family: Family, algorithm: str) -> list[Finding]:
     if only and family.name not in only:
         message = f"{algorithm} engines exist for {' and '.join(only)} only, the model is {family.name}"
         findings.append(Finding("precision-family", "error", "precision", message, "precision=fp8, or target=llmapi"))
-    elif is_ticked(family, algorithm, job.dtype) is False:
-        message = f"upstream's matrix does not tick {algorithm} for {family.row}, though the tools take it"
+    elif not is_ticked(family, algorithm, job.dtype):
+        model = family.row or family.name
+        message = f"upstream's matrix does not tick {algorithm} for {model}, though the tools take it"
         findings.append(Finding("precision-unverified", "warning", "precision", message, "let the gate decide"))
     kv = "none" if job.kv_cache == "auto" else job.kv_cache
     if kv not in facts["kv_cache"]:
@@ -80,6 +86,10 @@ def _algorithm(job: ToolJob, family: Family, algorithm: str) -> list[Finding]:
 
 
 def _gpu(job: ToolJob, sm: int, release: Release, algorithm: str) -> list[Finding]:
+    if sm < OLDEST_SM:
+        message = f"SM {sm} is too old for TensorRT-LLM {release.version}: it needs SM {OLDEST_SM} or newer"
+        hint = "use an Ampere or newer GPU, or target=reference"
+        return [Finding("gpu-too-old", "error", "hardware", message, hint)]
     if not gpu_class(sm):
         message = f"SM {sm} is not in upstream's matrix; listed: {', '.join(str(s) for s in _listed())}"
         return [Finding("gpu-unlisted", "warning", "hardware", message)]
@@ -100,7 +110,7 @@ def _gpu(job: ToolJob, sm: int, release: Release, algorithm: str) -> list[Findin
             findings.append(Finding(rule, "error", path, message, hint))
         elif answer == "unverified":
             message = f"nothing states whether {what} works on SM {sm}"
-            findings.append(Finding(rule, "warning", path, message, "let the gate decide"))
+            findings.append(Finding(f"{rule}-unverified", "warning", path, message, "let the gate decide"))
     return findings
 
 
