@@ -1,4 +1,4 @@
-"""The verb ``checkpoint`` of the command line: ``convert``, ``inspect``, ``diff``, ``verify``. No numpy until one runs."""
+"""The verb ``checkpoint``: ``convert``, ``inspect``, ``diff``, ``verify``. No numpy until one runs."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ import hashlib
 import math
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.checkpoint.dtypes import itemsize
@@ -47,9 +49,17 @@ def convert_checkpoint(
         _prepare_folder(out, plan)
         workers = options.workers or min(4, os.cpu_count() or 1)
         _refuse_unequal(opened, plan)
-        nbytes = _write_ranks(plan, out, workers, progress)
+        # Beside the conversion: hashing one file is a serial task, and waiting for the disk leaves time for it.
+        stop = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+            pending = pool.submit(source_digest, opened, stop)
+            try:
+                nbytes = _write_ranks(plan, out, workers, progress)
+            except BaseException:
+                stop.set()
+                raise
+            digest = pending.result()
         write_json(out / "config.json", plan.config)
-        digest = source_digest(opened)
     finally:
         opened.close()
     return ConversionReport(
@@ -127,8 +137,13 @@ def _refuse_unequal(source: TensorSource, plan: ConversionPlan) -> None:
             )
 
 
-def source_digest(source: TensorSource) -> str:
-    """Return one sha256 over the digests of config.json (if any) and all weight files, in a fixed order."""
+def source_digest(source: TensorSource, stop: threading.Event | None = None) -> str:
+    """Return one sha256 over the digests of config.json (if any) and all weight files, in a fixed order.
+
+    Args:
+        source: An opened source.
+        stop: When set, hashing ends early and the result means nothing.
+    """
     config = source.path / "config.json"
     files = (*((config,) if config.is_file() else ()), *source.weight_files())
     total = hashlib.sha256()
@@ -136,7 +151,7 @@ def source_digest(source: TensorSource) -> str:
     for path in files:
         digest = hashlib.sha256()
         with path.open("rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
+            while (stop is None or not stop.is_set()) and (count := stream.readinto(buffer)):
                 digest.update(memoryview(buffer)[:count])
         total.update(f"{path.name} {digest.hexdigest()}\n".encode())
     return total.hexdigest()

@@ -142,9 +142,7 @@ def _config_differences(
 def _tensor_differences(a: _Checkpoint, b: _Checkpoint) -> Iterator[dict[str, Any]]:
     for key in sorted({*a.tensors, *b.tensors}):
         left, right = a.tensors.get(key), b.tensors.get(key)
-        if left is None or right is None:
-            yield {"where": key[0], "what": key[1], "a": _kind(left), "b": _kind(right)}
-        elif (left.shape, left.dtype) != (right.shape, right.dtype):
+        if left is None or right is None or (left.shape, left.dtype) != (right.shape, right.dtype):
             yield {"where": key[0], "what": key[1], "a": _kind(left), "b": _kind(right)}
         else:
             unequal, largest = _compare(a.blocks(key), b.blocks(key))

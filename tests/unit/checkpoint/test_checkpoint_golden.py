@@ -1,0 +1,77 @@
+"""Conversions that NVIDIA's converter also made: tensors equal as bytes, config equal as data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_reading import bits, rank_tensors
+
+from pipeline.checkpoint import ConvertOptions, convert_checkpoint, expected_tensors, verify_checkpoint
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+CASES = {case.name: json.loads((case / "case.json").read_text()) for case in sorted((GOLDEN / "cases").iterdir())}
+KINDS = ("plain",)
+# Left-overs of NVIDIA's command line in calibrated cases.
+FOREIGN_KEYS = {"quant_ckpt_path", "load_model_on_cpu"}
+
+
+def options(case: dict[str, Any]) -> ConvertOptions:
+    """Return our options for NVIDIA's flags."""
+    flags = case["flags"]
+    sharding = "none"
+    if "--use_parallel_embedding" in flags:
+        sharding = (
+            "hidden"
+            if flags[flags.index("--use_parallel_embedding") + 1 :] == ["--embedding_sharding_dim", "1"]
+            else "vocab"
+        )
+    return ConvertOptions(dtype=case["dtype"], tp=case["tp_size"], pp=case["pp_size"], embedding_sharding=sharding)
+
+
+def check_equal(case_name: str, out: Path) -> None:
+    """Compare a conversion with the golden case."""
+    expected = json.loads((GOLDEN / "cases" / case_name / "tensors.json").read_text())
+    assert {file.name for file in out.iterdir()} == {"config.json", *expected}
+    for file, tensors in expected.items():
+        produced = rank_tensors(out / file)
+        assert set(produced) == set(tensors)
+        for name, want in tensors.items():
+            found = produced[name]
+            assert (list(found.shape), found.dtype.name) == (want["shape"], want["dtype"]), name
+            assert hashlib.sha256(bits(found).tobytes()).hexdigest() == want["sha256"], name
+    made = json.loads((out / "config.json").read_text())
+    golden = json.loads((GOLDEN / "cases" / case_name / "config.json").read_text())
+    keys = made["mapping"].keys()
+    golden["mapping"] = {key: golden["mapping"][key] for key in keys}
+    assert made == {key: value for key, value in golden.items() if key not in FOREIGN_KEYS}
+
+
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case["kind"] in KINDS and "smollm2" not in n])
+def test_conversion_equals_nvidias_bit_for_bit(name: str, tmp_path: Path) -> None:
+    convert_checkpoint(GOLDEN / "sources" / CASES[name]["source_model"], tmp_path / "out", options=options(CASES[name]))
+    check_equal(name, tmp_path / "out")
+    assert verify_checkpoint(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_contract_lists_exactly_nvidias_tensors(name: str) -> None:
+    golden = GOLDEN / "cases" / name
+    files = json.loads((golden / "tensors.json").read_text())
+    stored = [
+        {tensor: (tuple(spec["shape"]), spec["dtype"]) for tensor, spec in files[f"rank{rank}.safetensors"].items()}
+        for rank in range(len(files))
+    ]
+    assert expected_tensors(json.loads((golden / "config.json").read_text())) == stored
+
+
+@pytest.mark.skipif("SMOLLM2_GGUF" not in os.environ, reason="SMOLLM2_GGUF names no file")
+@pytest.mark.parametrize("name", [name for name in CASES if "smollm2" in name])
+def test_gguf_gives_nvidias_result_of_the_dequantized_model(name: str, tmp_path: Path) -> None:
+    source = Path(os.environ["SMOLLM2_GGUF"])
+    convert_checkpoint(source, tmp_path / "out", options=options(CASES[name]))
+    check_equal(name, tmp_path / "out")
