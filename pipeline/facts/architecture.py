@@ -46,3 +46,14 @@ class Architecture:
     def context(self) -> int:
         """Longest sequence the model was made for, in tokens."""
         return int(self.max_position_embeddings * self.rope_scaling_factor)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights; biases and the norms inside attention are not counted (below 0.1 % of any model)."""
+        embedding = self.vocab_size * self.hidden_size
+        attention = 2 * self.hidden_size * self.head_size * (self.num_heads + self.num_kv_heads)
+        matrices = 3 if self.gated_mlp else 2
+        mlp = matrices * max(1, self.num_experts) * self.hidden_size * self.intermediate_size
+        layer = attention + mlp + self.num_experts * self.hidden_size + 2 * self.hidden_size
+        tables = embedding if self.tie_word_embeddings else 2 * embedding
+        return self.num_layers * layer + tables + self.hidden_size

@@ -119,11 +119,8 @@ class Budget:
 
 
 def parameter_count(shape: Architecture) -> int:
-    """Return the number of weights of the model; biases and head-wise norms are not counted."""
-    head = 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
-    embedding = shape.vocab_size * shape.hidden_size
-    per_layer = _attention(shape, 1) + _mlp(shape, 1) + _router(shape) + 2 * shape.hidden_size
-    return shape.num_layers * per_layer + embedding + head + shape.hidden_size
+    """Return :attr:`Architecture.parameters`."""
+    return shape.parameters
 
 
 def layers_per_stage(num_layers: int, pp: int) -> list[int]:

@@ -23,7 +23,7 @@ def test_identity_refuses_an_unknown_stage() -> None:
 
 
 def test_stages_are_in_pipeline_order() -> None:
-    assert STAGES == ("fetch", "convert", "build", "validate", "emit", "verify")
+    assert STAGES == ("fetch", "convert", "build", "baseline", "validate", "emit", "verify")
 
 
 @dataclass(frozen=True)
