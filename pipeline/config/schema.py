@@ -160,8 +160,11 @@ class GateConfig:
     window: int = field(default=1024, metadata=between(2))
     stride: int = field(default=512, metadata=between(1))
     baseline: str = field(default="auto", metadata=one_of("auto", "transformers", "recorded", "unquantized"))
-    perplexity_ratio_max: float = field(default=1.02, metadata=between(1))
-    top1_agreement_min: float = field(default=0.95, metadata=between(0, 1))
+    # Interpreter with torch and transformers, for that baseline; empty: this one.
+    baseline_python: str = ""
+    # null: the limit of the precision.
+    perplexity_ratio_max: float | None = field(default=None, metadata=between(1))
+    top1_agreement_min: float | None = field(default=None, metadata=between(0, 1))
     generations: int = field(default=3, metadata=between(0))
     generation_tokens: int = field(default=32, metadata=between(1))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.facts.architecture import Architecture
 
-STAGES = ("fetch", "convert", "build", "validate", "emit", "verify")
+STAGES = ("fetch", "convert", "build", "baseline", "validate", "emit", "verify")
 
 _MARK = "identity"
 
@@ -282,20 +282,22 @@ class Gate:
         window: Tokens in one forward pass.
         stride: Tokens between windows; only the new ones are scored.
         baseline: ``auto``, ``transformers``, ``recorded`` or ``unquantized``.
-        perplexity_ratio_max: Candidate over baseline, at most.
-        top1_agreement_min: Share of positions with the same best token, at least.
+        baseline_python: Interpreter that has torch and transformers, for that baseline; empty means this one.
+        perplexity_ratio_max: Candidate over baseline, at most; None takes the limit of the precision.
+        top1_agreement_min: Share of positions with the same best token, at least; None likewise.
         generations: Greedy continuations checked for degeneration.
         generation_tokens: Length of each.
     """
 
-    name: str = field(metadata=identity("validate"))
-    text: str = field(metadata=identity("validate"))
-    tokens: int = field(metadata=identity("validate"))
-    window: int = field(metadata=identity("validate"))
-    stride: int = field(metadata=identity("validate"))
-    baseline: str = field(metadata=identity("validate"))
-    perplexity_ratio_max: float = field(metadata=identity("validate"))
-    top1_agreement_min: float = field(metadata=identity("validate"))
+    name: str = field(metadata=identity("baseline", "validate"))
+    text: str = field(metadata=identity("baseline", "validate"))
+    tokens: int = field(metadata=identity("baseline", "validate"))
+    window: int = field(metadata=identity("baseline", "validate"))
+    stride: int = field(metadata=identity("baseline", "validate"))
+    baseline: str = field(metadata=identity("baseline", "validate"))
+    baseline_python: str = field(metadata=identity())
+    perplexity_ratio_max: float | None = field(metadata=identity("validate"))
+    top1_agreement_min: float | None = field(metadata=identity("validate"))
     generations: int = field(metadata=identity("validate"))
     generation_tokens: int = field(metadata=identity("validate"))
 

@@ -123,6 +123,7 @@ class _Step:
         self, spec: Spec, stage: Stage, store: Store, emit: Emit, log_dir: Path, done: Mapping[str, StageResult]
     ) -> None:
         self._spec, self._stage, self._store, self._emit, self._log_dir = spec, stage, store, emit, log_dir
+        self._done = done
         self._inputs = {name: done[name] for name in stage.inputs}
         self._records = {name: result.record for name, result in self._inputs.items()}
         self._document = key_document(stage, spec, {name: result.key for name, result in self._inputs.items()})
@@ -172,6 +173,7 @@ class _Step:
                 context = StageContext(
                     spec=self._spec,
                     inputs={input_name: result.path for input_name, result in self._inputs.items()},
+                    records={name: result.record for name, result in self._done.items()},
                     out=folder,
                     log=log,
                     log_path=log_path,

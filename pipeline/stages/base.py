@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config.spec import Spec
+from pipeline.store.record import Record
 
 # progress(done, total, unit): total None when unknown. Cheap; the graph limits how often it is shown.
 Progress = Callable[[float, "float | None", str], None]
@@ -25,6 +26,7 @@ class StageContext:
     Attributes:
         spec: The frozen job.
         inputs: Read-only artefact folders of the upstream stages, by stage name.
+        records: What is known of every stage that finished before this one, by name: digests, files, facts.
         out: Empty folder to write into; published by the store when ``run`` returns and ``check`` agrees.
         log: Goes to the stage's log file.
         log_path: That file, for the output of started programs.
@@ -34,6 +36,7 @@ class StageContext:
 
     spec: Spec
     inputs: Mapping[str, Path]
+    records: Mapping[str, Record]
     out: Path
     log: logging.Logger
     log_path: Path

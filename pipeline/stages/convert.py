@@ -17,7 +17,7 @@ class ConvertStage:
 
     name = "convert"
     version = 1
-    inputs = ("fetch",)
+    inputs: tuple[str, ...] = ("fetch",)
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
         """Return the options of the conversion."""

@@ -1,0 +1,72 @@
+"""Stage 5: the accuracy gate, on the artefact that will be served."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.spec import Spec
+from pipeline.errors import SourceError
+from pipeline.gate.baseline import load_baseline
+from pipeline.gate.evaluate import evaluate
+from pipeline.gate.oracle import NAME
+from pipeline.gate.protocol import shipped_text
+from pipeline.gate.results import gate_document, read_results, require_passed, summary_lines, write_results
+from pipeline.gate.tokenizer import GateTokenizer
+from pipeline.gate.verdict import judge
+from pipeline.stages.base import StageContext
+from pipeline.stages.gate_options import protocol_of, thresholds_of
+
+
+class ValidateStage:
+    """Output: ``gate.json`` and ``junit.xml``. A verdict other than passed ends the run."""
+
+    name = "validate"
+    version = 1
+    inputs: tuple[str, ...] = ("convert", "build", "baseline")
+
+    def identity(self, spec: Spec) -> Mapping[str, Any]:
+        """Return protocol and limits, the defaults of the precision filled in."""
+        return {**spec.identity_of("validate"), "thresholds": thresholds_of(spec).to_json()}
+
+    def run(self, context: StageContext) -> None:
+        """Measure, judge, write the results; they are kept with the log when the verdict is not passed."""
+        from pipeline.engines.reference import EngineError, ReferenceEngine
+
+        spec = context.spec
+        protocol, thresholds = protocol_of(spec.gate), thresholds_of(spec)
+        baseline = load_baseline(context.inputs["baseline"] / f"{NAME}.json")
+        tokenizer = GateTokenizer.load(context.inputs["convert"] / "tokenizer")
+        try:
+            engine = ReferenceEngine.load(context.inputs["build"] / "engine", threads=spec.runner.threads or None)
+        except EngineError as error:
+            raise SourceError(f"the reference engine cannot load the artefact: {error}") from error
+        evaluation = evaluate(
+            engine,
+            source_digest=baseline.source_digest,
+            tokenizer_digest=tokenizer.digest,
+            token_ids=tokenizer.text_ids(shipped_text(), protocol),
+            baseline=baseline,
+            protocol=protocol,
+            thresholds=thresholds,
+            decode=tokenizer.decode,
+            generations=spec.gate.generations,
+            generation_tokens=spec.gate.generation_tokens,
+            bos_id=tokenizer.bos_id,
+            progress=context.progress,
+        )
+        # The store's record has the time; the result itself is the same on every run.
+        document = gate_document(
+            dataclasses.replace(evaluation, seconds=0.0), judge(evaluation, thresholds), thresholds
+        )
+        write_results(context.out, document)
+        for line in summary_lines(document):
+            context.log.info(line)
+        context.facts["verdict"] = document["verdict"]
+        require_passed(document)
+
+    def check(self, path: Path) -> None:
+        """Read it back."""
+        require_passed(read_results(path / "gate.json"))
