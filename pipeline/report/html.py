@@ -17,6 +17,12 @@ _SENTENCES = {
     "invalid": "Nothing was proven; nothing was emitted.",
     "none": "The artefact was not judged.",
 }
+_LABELS = {
+    "kl": "KL divergence",
+    "top1_agreement": "Top-1 agreement",
+    "new_degenerate": "Newly broken answers",
+    "greedy_identical": "Identical greedy answers",
+}
 _FACT_KEYS = ("target", "model", "precision", "toolchain", "hardware", "checkpoint_digest", "created")
 
 
@@ -103,7 +109,7 @@ def _environment() -> Any:
         short=lambda digest: str(digest).removeprefix("sha256:")[:12],
         sign=lambda status: _SIGNS.get(status, ""),
         strip=plots.interval_strip,
-        words=lambda name: str(name).replace("_", " ").replace("task:", "task "),
+        words=measure_label,
         common=_split,
     )
     return environment
@@ -114,6 +120,11 @@ def _css() -> Any:
 
     # Our own file: the one text that must not be escaped.
     return Markup((Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8"))
+
+
+def measure_label(name: str) -> str:
+    """Return the name of a measure as people read it."""
+    return _LABELS.get(name) or name.replace("task:", "accuracy lost on ").replace("_", " ").capitalize()
 
 
 def format_number(value: float | None) -> str:

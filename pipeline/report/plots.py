@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-WIDTH, HEIGHT = 640, 240
+# The wide size fills the page, the small one a third of it: words come out equally large in both.
+WIDE, SMALL = (1000, 260), (330, 270)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 40
 
 
@@ -25,11 +26,9 @@ class Chart:
         description: str,
         x_range: tuple[float, float],
         y_range: tuple[float, float],
-        *,
-        width: int = WIDTH,
-        height: int = HEIGHT,
+        size: tuple[int, int] = WIDE,
     ) -> None:
-        self.width, self.height = width, height
+        width, height = self.width, self.height = size
         self._x, self._y = _wide(x_range), _wide(y_range)
         self.root = ElementTree.Element(
             "svg", {"viewBox": f"0 0 {width} {height}", "role": "img", "class": "chart", "aria-label": title}
@@ -85,7 +84,7 @@ def _wide(bounds: tuple[float, float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Return round values between ``low`` and ``high``."""
     raw = (high - low) / about
     scale = 10.0 ** math.floor(math.log10(raw))
@@ -141,8 +140,7 @@ def logprob_scatter(text: Mapping[str, Any]) -> Markup:
         f"{len(pairs)} tokens; on the diagonal both models agree.",
         (low, 0),
         (low, 0),
-        width=400,
-        height=320,
+        SMALL,
     )
     chart.axes("baseline, nats", "candidate, nats")
     chart.add("line", "zero", x1=chart.x(low), y1=chart.y(low), x2=chart.x(0), y2=chart.y(0))
@@ -164,8 +162,7 @@ def histogram(
         f"{sum(counts)} values in {len(counts)} bins from {edges[0]:.3g} to {edges[-1]:.3g}.",
         (edges[0], edges[-1]),
         (0, max(counts) * 1.08),
-        width=400,
-        height=320,
+        SMALL,
     )
     exponents = range(math.ceil(edges[0]), math.floor(edges[-1]) + 1) if powers_of_ten else None
     chart.axes(x_label, "tokens", x_ticks=None if exponents is None else [(e, _power(e)) for e in exponents])
