@@ -188,6 +188,7 @@ class FrontendConfig:
     port: int = field(default=8000, metadata=between(1, 65535))
     triton: list[str] = field(default_factory=list)
     model: str = "tensorrt_llm"
+    served_model: str = ""
     tokenizer: str = ""
     tool_parser: str = field(default="none", metadata=one_of("none", "llama3", "mistral", "hermes"))
 

@@ -312,6 +312,7 @@ class Frontend:
         triton: ``host:port`` of Triton's gRPC endpoints, for the ``frontend`` verb; empty means the Triton that
             ``serve`` starts.
         model: Name of the model in the Triton repository.
+        served_model: Name that clients use; empty takes the emitted one.
         tokenizer: Folder of the tokenizer, for the ``frontend`` verb; empty means the emitted one.
         tool_parser: ``none``, ``llama3``, ``mistral`` or ``hermes``.
     """
@@ -320,6 +321,7 @@ class Frontend:
     port: int = field(metadata=identity())
     triton: tuple[str, ...] = field(metadata=identity())
     model: str = field(metadata=identity("emit"))
+    served_model: str = field(metadata=identity("emit"))
     tokenizer: str = field(metadata=identity())
     tool_parser: str = field(metadata=identity("emit"))
 

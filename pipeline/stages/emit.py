@@ -76,7 +76,7 @@ def _frontend_settings(spec: Spec, max_seq_len: int) -> dict[str, Any]:
     return {
         "tokenizer": "../tokenizer",
         "model": spec.frontend.model,
-        "served_model": spec.model.name,
+        "served_model": spec.frontend.served_model or spec.model.name,
         "target": spec.target.resolved,
         "max_seq_len": max_seq_len,
         "tool_parser": spec.frontend.tool_parser,

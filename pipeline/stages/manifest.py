@@ -86,3 +86,21 @@ def file_digests(folder: Path, known: Mapping[str, Record], linked: Mapping[str,
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document for people and programs."""
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def mismatches(folder: Path, files: Mapping[str, str], *, hashed_bytes: int) -> list[str]:
+    """Return how the files below ``folder`` differ from their digests: one line per missing or changed file.
+
+    Args:
+        folder: The exported tree.
+        files: Relative path to sha256, from the manifest.
+        hashed_bytes: Larger files are only looked for, so that serving starts in seconds.
+    """
+    found = []
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size <= hashed_bytes and sha256_file(path) != digest:
+            found.append(f"{name} was changed")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from pipeline.errors import PipelineError, SourceError, ToolError
 from pipeline.stages.base import StageContext
 from pipeline.stages.emit import REPOSITORY
 from pipeline.stages.manifest import write_json
+from pipeline.store.files import link_or_copy
 
 NAME = "verify.json"
 
@@ -63,13 +65,27 @@ def _load(repository: Path, context: StageContext) -> dict[str, Any]:
         # Not every machine that builds can run the server; the result says that it was not tried.
         context.log.warning("not loaded in a server: %s", error.message)
         return {"by": None, "reason": error.message}
-    with TritonServer(repository, install, log_path=context.log_path) as server:
+    # A server writes byte code beside the models it imports; artefacts must stay as they are.
+    copy = context.out / ".repository"
+    _link_tree(repository, copy)
+    with TritonServer(copy, install, log_path=context.log_path) as server:
         context.progress(1, 3, "tritonserver")
         server.wait_ready(context.spec.triton.start_timeout_s)
         context.progress(2, 3, "tritonserver")
         answer = _ask(server.grpc_url)
+    shutil.rmtree(copy)
     context.progress(3, 3, "tritonserver")
     return {"by": f"tritonserver {install.release}", "prompt": _PROMPT, "answer": answer}
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        copy = target / path.relative_to(source)
+        if path.is_dir():
+            copy.mkdir(parents=True, exist_ok=True)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, copy)
 
 
 def _ask(address: str) -> str:

@@ -1,0 +1,177 @@
+"""Verbs ``serve`` (Triton and the OpenAI frontend) and ``frontend`` (the frontend alone)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.verbs import Request
+from pipeline.errors import ExitCode, PreflightError, SourceError
+
+if TYPE_CHECKING:
+    from pipeline.config.spec import Spec
+    from pipeline.frontend.settings import FrontendSettings
+    from pipeline.triton.server import TritonServer
+
+# Digests of files up to this size are checked before serving; of larger ones only that they are there.
+_HASHED_BYTES = 1 << 30
+_WATCH_S = 0.2
+
+
+def serve(request: Request) -> int:
+    """Serve what ``run`` made, until ctrl-C or SIGTERM.
+
+    Raises:
+        SourceError: There is nothing to serve, or it is not what the manifest says.
+        PreflightError: A port is in use.
+        ToolError: Triton did not start, or ended while serving.
+    """
+    from pipeline.frontend.settings import FrontendSettings
+    from pipeline.triton.install import ensure_tritonserver
+    from pipeline.triton.server import TritonServer
+
+    spec = request.spec()
+    folder = Path(spec.output_dir)
+    manifest = _checked_manifest(folder)
+    _require_free(spec.frontend.host, spec.frontend.port)
+    triton = TritonServer(
+        folder / "model_repository",
+        ensure_tritonserver(),
+        http_port=spec.triton.http_port,
+        grpc_port=spec.triton.grpc_port,
+        metrics_port=spec.triton.metrics_port,
+        log_path=_log_path(spec),
+    )
+    settings = dataclasses.replace(
+        FrontendSettings.from_json(folder / "frontend" / "frontend.json"),
+        triton=(triton.grpc_url,),
+        host=spec.frontend.host,
+        port=spec.frontend.port,
+    )
+    request.output.note(f"serving {folder} ({manifest['target']}, gate {manifest['gate']['verdict']})")
+    request.output.note(f"starting tritonserver, log: {triton.log_path}")
+    with triton:
+        triton.wait_ready(spec.triton.start_timeout_s)
+        _announce(request, settings, manifest)
+        return _serve_with(triton, settings)
+
+
+def frontend(request: Request) -> int:
+    """Serve the OpenAI API in front of Triton servers that run already.
+
+    Raises:
+        PreflightError: No tokenizer or no address is given, or the port is in use.
+    """
+    from pipeline.frontend.server import serve as serve_frontend
+    from pipeline.frontend.settings import FrontendSettings
+
+    spec = request.spec()
+    if not spec.frontend.triton or not spec.frontend.tokenizer:
+        missing = "frontend.triton=[host:port]" if not spec.frontend.triton else "frontend.tokenizer=FOLDER"
+        raise PreflightError(
+            f"the frontend alone needs {missing}",
+            hint="python -m pipeline frontend frontend.triton=[localhost:8001] frontend.tokenizer=dist/NAME/tokenizer",
+        )
+    tokenizer = Path(spec.frontend.tokenizer).absolute()
+    emitted = _emitted_settings(tokenizer)
+    settings = FrontendSettings(
+        tokenizer=tokenizer,
+        triton=spec.frontend.triton,
+        model=spec.frontend.model,
+        served_model=spec.frontend.served_model or emitted.get("served_model", ""),
+        target=emitted.get("target", ""),
+        host=spec.frontend.host,
+        port=spec.frontend.port,
+        tool_parser=spec.frontend.tool_parser,  # type: ignore[arg-type]  # the settings check it
+    )
+    return serve_frontend(settings)
+
+
+def _serve_with(triton: TritonServer, settings: FrontendSettings) -> int:
+    """Run the frontend; end it when Triton ends."""
+    from pipeline.frontend.server import serve as serve_frontend
+
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_WATCH_S):
+            if triton.poll() is not None:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    watcher = threading.Thread(target=watch, name="triton-watch", daemon=True)
+    watcher.start()
+    try:
+        code = serve_frontend(settings)
+    except KeyboardInterrupt:
+        code = int(ExitCode.OK)  # stopping a server is how it ends; uvicorn repeats the signal when it is done
+    finally:
+        done.set()
+        watcher.join()
+    triton.check_alive()
+    return code
+
+
+def _announce(request: Request, settings: FrontendSettings, manifest: dict[str, Any]) -> None:
+    url = f"http://{settings.host}:{settings.port}/v1"
+    body = json.dumps(
+        {"model": settings.name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    )
+    request.output.line(f"ready: {url} (model {settings.name}); stop with ctrl-C")
+    request.output.line(f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    request.output.document({"url": url, "model": settings.name, "target": manifest["target"]})
+
+
+def _checked_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest after comparing what lies beside it.
+
+    Raises:
+        SourceError: Missing, unreadable, or a file is not the one that was judged.
+    """
+    from pipeline.stages.manifest import NAME, mismatches
+
+    try:
+        manifest: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        wrong = mismatches(folder, manifest["files"], hashed_bytes=_HASHED_BYTES)
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"there is nothing to serve in {folder}", hint="make it first: python -m pipeline with the same overrides"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"{folder / NAME} cannot be read: {type(error).__name__}: {error}") from error
+    if wrong:
+        raise SourceError(
+            f"{folder} is not what was judged: " + "; ".join(wrong[:5]),
+            hint="python -m pipeline with the same overrides writes it again from the store",
+        )
+    return manifest
+
+
+def _require_free(host: str, port: int) -> None:
+    from pipeline.triton.server import port_is_free
+
+    if not port_is_free(port, host):
+        raise PreflightError(
+            f"frontend.port={port} is in use on {host}",
+            hint=f"choose another with frontend.port=PORT, or see who has it: ss -ltnp 'sport = :{port}'",
+        )
+
+
+def _log_path(spec: Spec) -> Path:
+    from pipeline.store.store import Store
+
+    return Store(Path(spec.store.root)).logs / spec.name / "serve-triton.log"
+
+
+def _emitted_settings(tokenizer: Path) -> dict[str, Any]:
+    """Return the settings emitted beside a tokenizer, where there are any."""
+    try:
+        found: dict[str, Any] = json.loads((tokenizer.parent / "frontend" / "frontend.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
