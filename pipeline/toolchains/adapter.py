@@ -11,7 +11,7 @@ from pipeline.toolchains.arguments import render
 from pipeline.toolchains.checkpoint import checkpoint_command
 from pipeline.toolchains.command import Command
 from pipeline.toolchains.job import Family, ToolJob, family_names, find_family
-from pipeline.toolchains.options import FILE_FLAGS, PATHS, TOOL, BuildView, build_values
+from pipeline.toolchains.options import FILE_FLAGS, TOOL, BuildView, build_values, flag_paths
 from pipeline.toolchains.release import Release, data, engine_findings
 from pipeline.toolchains.routes import algorithm_of, choose_route
 from pipeline.toolchains.support import check_support
@@ -65,11 +65,6 @@ def without_known(findings: Iterable[Finding], known: Iterable[Finding]) -> list
     return [finding for finding in findings if (finding.rule.removesuffix("-unverified"), finding.path) not in seen]
 
 
-def build_view(job: ToolJob, family: Family, release: Release, algorithm: str) -> BuildView:
-    """Make the view that the rules look at: options of the engine build, resolved."""
-    return BuildView(job, family, release, algorithm, build_values(job, algorithm)[0])
-
-
 def build_command(
     job: ToolJob, family: Family, release: Release, algorithm: str
 ) -> tuple[Command | None, list[Finding]]:
@@ -79,9 +74,10 @@ def build_command(
         The command, or None when a flag is wrong; and the findings of every build rule.
     """
     values, findings = build_values(job, algorithm)
-    arguments, problems = render(release.table(TOOL), values, prefix="build.flags", paths=PATHS)
+    table = release.table(TOOL)
+    arguments, problems = render(table, values, prefix="build.flags", paths=flag_paths(job))
     findings += problems + _confidence(release, TOOL)
-    view = BuildView(job, family, release, algorithm, values)
+    view = BuildView(job, family, release, algorithm, values, table)
     # With a wrong flag the rules would judge values that no build can have.
     if not problems:
         findings += rules.check(view) + effective.change_findings(view)

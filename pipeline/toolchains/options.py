@@ -53,6 +53,7 @@ class BuildView:
         release: The release that builds.
         algorithm: ``quant_algo`` of the checkpoint, ``none`` for 16 bit.
         passed: Value of every flag that is passed, by name without dashes.
+        table: Flags of the builder in this release.
     """
 
     job: ToolJob
@@ -60,11 +61,12 @@ class BuildView:
     release: Release
     algorithm: str
     passed: Mapping[str, FlagValue]
+    table: FlagTable
 
-    @property
-    def table(self) -> FlagTable:
-        """Flags of the builder in this release."""
-        return self.release.table(TOOL)
+    @staticmethod
+    def of(job: ToolJob, family: Family, release: Release, algorithm: str) -> BuildView:
+        """Make the view of a job; findings about its flags come from :func:`build_values`."""
+        return BuildView(job, family, release, algorithm, build_values(job, algorithm)[0], release.table(TOOL))
 
     def has(self, key: str) -> bool:
         """Say whether the release has a flag."""
@@ -73,10 +75,9 @@ class BuildView:
     def value(self, key: str) -> Any:
         """Return what a flag comes to: passed or default; None when the release has no such flag."""
         value = self.passed.get(key)
-        if value is None:
-            flag = self.table.find(f"--{key}")
-            return flag.default if flag else None
         flag = self.table.find(f"--{key}")
+        if value is None:
+            return flag.default if flag else None
         if isinstance(value, bool) and flag is not None and flag.is_toggle:
             return "enable" if value else "disable"
         return value
@@ -111,7 +112,12 @@ class BuildView:
 
     def path(self, key: str) -> str:
         """Return the config path of a flag."""
-        return PATHS.get(key, f"build.flags.{key}")
+        return flag_paths(self.job).get(key, f"build.flags.{key}")
+
+
+def flag_paths(job: ToolJob) -> Mapping[str, str]:
+    """Return the config path of every flag that has a noun and was not given as a free flag."""
+    return {key: path for key, path in PATHS.items() if key not in job.flags} if job.flags else PATHS
 
 
 def build_values(job: ToolJob, algorithm: str) -> tuple[dict[str, FlagValue], list[Finding]]:

@@ -6,8 +6,8 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,8 @@ class FlagTable:
         self._names = {alias: flag for flag in self.flags.values() for alias in (flag.name, *flag.aliases)}
 
     def find(self, name: str) -> Flag | None:
-        """Return the flag of that exact name or alias, with or without leading dashes."""
-        return self._names.get(name) or self._names.get(f"--{name}")
+        """Return the flag of that exact name or alias, with its dashes."""
+        return self._names.get(name)
 
     def nearest(self, name: str) -> str:
         """Return the flag whose name is most like ``name``; empty when none is."""
@@ -85,7 +85,7 @@ class FlagTable:
         return parse_with(self._parser, argv)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Release:
     """One TensorRT-LLM release: images, versions, paths inside the image, tools.
 
@@ -98,6 +98,7 @@ class Release:
     name: str
     version: str
     document: Mapping[str, Any]
+    _tables: dict[str, FlagTable] = field(default_factory=dict, repr=False)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -134,7 +135,10 @@ class Release:
         Raises:
             KeyError: No table; ask :meth:`has_table` first.
         """
-        return _table(self, tool)
+        if tool not in self._tables:
+            facts = self.document["tables"][tool]
+            self._tables[tool] = FlagTable(tool, self.version, _flag_document(facts["flags"]), facts)
+        return self._tables[tool]
 
     def script(self, tool: str) -> str:
         """Return the absolute path of a script inside the build image; empty when the release has none."""
@@ -149,12 +153,6 @@ class Release:
         """Say whether this release is ``version`` or newer."""
         return version_key(self.version) >= version_key(version)
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Release) and other.name == self.name
-
 
 @cache
 def data(name: str) -> Mapping[str, Any]:
@@ -168,7 +166,6 @@ def release_versions() -> tuple[str, ...]:
     return tuple(data("index")["releases"])
 
 
-@cache
 def load_release(name: str) -> Release:
     """Load a release by option name (``trtllm_1_2_1``) or version (``1.2.1``).
 
@@ -182,8 +179,7 @@ def load_release(name: str) -> Release:
             f"toolchain: no TensorRT-LLM release {version!r}; known: {', '.join(release_versions())}",
             hint=f"toolchain=trtllm_{near[0].replace('.', '_')}" if near else "",
         )
-    document = json.loads((DATA / f"trtllm_{version.replace('.', '_')}.json").read_text(encoding="utf-8"))
-    return Release(document["name"], document["release"], document)
+    return _load(version)
 
 
 def engine_findings(version: str) -> list[Finding]:
@@ -214,11 +210,10 @@ def version_key(version: str) -> tuple[int, int, int, int]:
     return int(major), int(minor), int(patch), int(candidate) if candidate else 1_000_000
 
 
-@lru_cache(maxsize=64)
-def _table(release: Release, tool: str) -> FlagTable:
-    facts = release.document["tables"][tool]
-    document = _flag_document(facts["flags"])
-    return FlagTable(tool, release.version, document, facts)
+@cache
+def _load(version: str) -> Release:
+    document = json.loads((DATA / f"trtllm_{version.replace('.', '_')}.json").read_text(encoding="utf-8"))
+    return Release(document["name"], document["release"], document)
 
 
 @cache
