@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline.config.spec import Spec
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, StoreError
 from pipeline.graph.dag import key_document, topological
 from pipeline.graph.events import (
     Emit,
@@ -201,7 +201,7 @@ class _Step:
             yield
         except BaseException as error:
             raised: BaseException = error
-            if is_disk_full(error) and not isinstance(error, PipelineError):
+            if is_disk_full(error) and not isinstance(error, StoreError):
                 cause = error if isinstance(error, OSError) else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 raised = store_error(cause, folder)
             expected = isinstance(raised, PipelineError)

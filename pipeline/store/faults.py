@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import StoreError
+from pipeline.errors import PipelineError, StoreError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_TEXT = os.strerror(errno.ENOSPC)
@@ -53,7 +53,9 @@ def is_disk_full(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in _FULL:
             return True
-        if _FULL_TEXT in str(seen):  # native libraries carry the text only
+        # Native libraries carry the text only. Our own errors may quote the output of a program, which has a disk of
+        # its own.
+        if _FULL_TEXT in str(seen) and not isinstance(seen, PipelineError):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
