@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,8 @@ def write_from_folder(source: Path, out: Path) -> TokenizerReport:
     """
     tokenizer = load_tokenizer(source / "tokenizer.json")
     files = copy_files(source, out, _FILES)
-    report = finish_folder(source, out, tokenizer, kind="copied")
-    return TokenizerReport(
-        kind=report.kind,
-        vocab_size=report.vocab_size,
-        eos_token_ids=report.eos_token_ids,
-        bos_token_id=report.bos_token_id,
-        chat_template=report.chat_template,
-        files=tuple(sorted((*files, *report.files))),
-        warnings=report.warnings,
-    )
+    config = _optional(source / "tokenizer_config.json")
+    return finish_folder(source, out, tokenizer, kind="copied", config=config, files=files)
 
 
 def copy_files(source: Path, out: Path, names: tuple[str, ...]) -> list[str]:
@@ -73,12 +65,21 @@ def load_tokenizer(path: Path) -> Any:
         raise SourceError(f"{path}: cannot be read as a tokenizer ({error})", hint="fetch the file again") from error
 
 
-def finish_folder(source: Path, out: Path, tokenizer: Any, *, kind: str) -> TokenizerReport:
+def finish_folder(
+    source: Path, out: Path, tokenizer: Any, *, kind: str, config: Mapping[str, Any], files: Iterable[str]
+) -> TokenizerReport:
     """Write ``generation_config.json`` and report.
 
     The end-of-text ids are those of the source's generation config (else its model config), and the tokenizer's own.
+
+    Args:
+        source: The model folder.
+        out: Folder that is written.
+        tokenizer: The loaded tokenizer.
+        kind: For the report.
+        config: The tokenizer's config.
+        files: What was written before.
     """
-    config = _optional(source / "tokenizer_config.json")
     generation = _optional(source / "generation_config.json")
     model = _optional(source / "config.json")
     own = {name: _token_id(config, name, tokenizer, source) for name in ("bos", "eos", "pad")}
@@ -101,7 +102,7 @@ def finish_folder(source: Path, out: Path, tokenizer: Any, *, kind: str) -> Toke
         eos_token_ids=eos,
         bos_token_id=bos,
         chat_template=template,
-        files=("generation_config.json",),
+        files=tuple(sorted((*files, "generation_config.json"))),
         warnings=tuple(warnings),
     )
 

@@ -88,3 +88,83 @@ def tiny_llama(folder: Path, dtype: Any = bfloat16, shards: int = 1, **changes: 
     """Save a tiny llama."""
     chosen = config(**changes)
     return save(folder, chosen, llama_tensors(chosen, dtype), shards)
+
+
+def tiny_gguf(
+    path: Path,
+    *,
+    kind: str = "f32",
+    pre: str = "smollm",
+    tokenizer_model: str = "gpt2",
+    eot: int | None = None,
+    extra: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> Path:
+    """Save the tiny llama as GGUF with a byte-level tokenizer; q and k rows interleaved as llama files have them."""
+    from gguf import GGMLQuantizationType, GGUFWriter, quantize
+
+    chosen = config(tie_word_embeddings=True, intermediate_size=64)
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_block_count(chosen["num_hidden_layers"])
+    writer.add_context_length(128)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    tokens = ["<|start|>", "<|end|>", "a", "b", "1", "2", "Ġ", "ab", "12", "Ã", "©"]
+    writer.add_tokenizer_model(tokenizer_model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_merges(["a b", "1 2"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    if eot is not None:
+        writer.add_eot_token_id(eot)
+    writer.add_chat_template("{{ messages }}")
+    quantized = {"q8_0": GGMLQuantizationType.Q8_0, "q4_1": GGMLQuantizationType.Q4_1}.get(kind)
+    for name, tensor in {**gguf_tensors(), **(extra or {})}.items():
+        if tensor.ndim < 2:
+            writer.add_tensor(name, tensor)
+        elif quantized is not None:
+            writer.add_tensor(name, quantize(tensor, quantized), raw_dtype=quantized)
+        else:
+            writer.add_tensor(name, tensor.astype(np.float16 if kind == "f16" else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_tensors() -> Tensors:
+    """Return the tensors of the tiny GGUF model in GGUF names and row order."""
+    from_hf = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+    }
+    renamed = {}
+    for name, tensor in gguf_source_tensors().items():
+        layer = name.split(".")[2] if name.startswith("model.layers.") else None
+        stem = name.removesuffix(".weight").removeprefix(f"model.layers.{layer}.")
+        if stem.endswith(("q_proj", "k_proj")):
+            heads = tensor.shape[0] // 8
+            # Half-split rows (first halves, then second halves) become pairs.
+            tensor = tensor.reshape(heads, 2, 4, 32).swapaxes(1, 2).reshape(tensor.shape)
+        renamed[(f"blk.{layer}." if layer else "") + from_hf[stem] + ".weight"] = tensor
+    return renamed
+
+
+def gguf_source_tensors() -> Tensors:
+    """Return the Hugging Face tensors of the tiny GGUF model, float32."""
+    return llama_tensors(config(tie_word_embeddings=True, intermediate_size=64), np.float32)
