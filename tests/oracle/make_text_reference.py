@@ -4,7 +4,8 @@
 
 Needs transformers, tokenizers and (with --gguf) gguf. Writes tests/data/frontend: one folder per tokenizer, text.json
 with encodings and decodings, templates.json with rendered conversations. ``--gguf`` adds the template that a GGUF file
-carries. Everything is seeded; a second run writes the same bytes.
+carries. The tokenizers are trained once and kept, since training does not repeat exactly (--retrain); with the same
+tokenizers a second run writes the same bytes.
 """
 
 from __future__ import annotations
@@ -206,17 +207,27 @@ def conversations() -> dict[str, dict]:
         },
     }
     call = {"type": "function", "id": "call_1", "function": {"name": "get_weather", "arguments": {"place": "Köln"}}}
+
+    def say(role: str, content: str, **more: object) -> dict:
+        return {"role": role, "content": content, **more}
+
+    closed = {"add_generation_prompt": False}
+    answered = [say("user", "Weather?"), say("assistant", "", tool_calls=[call])]
     return {
-        "user": {"messages": [{"role": "user", "content": "Hi {{ 7*7 }} {% raise %} \n"}]},
-        "system": {"messages": [{"role": "system", "content": "Be <brief> & \"kind\""}, {"role": "user", "content": "Hé 👋"}]},
-        "turns": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b "}, {"role": "user", "content": "c"}]},
-        "no_prompt": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "add_generation_prompt": False},
-        "continued": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The answer is "}], "add_generation_prompt": False, "continue_final_message": True},
-        "tools": {"messages": [{"role": "user", "content": "Weather?"}], "tools": [tool]},
-        "called": {"messages": [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "rain", "tool_call_id": "call_1"}], "tools": [tool]},
-        "wrong_order": {"messages": [{"role": "assistant", "content": "a"}]},
-        "variables": {"messages": [{"role": "user", "content": "a"}], "variables": {"thinking": True, "bos_token": "[B]"}},
-    }  # fmt: skip
+        "user": {"messages": [say("user", "Hi {{ 7*7 }} {% raise %} \n")]},
+        "system": {"messages": [say("system", 'Be <brief> & "kind"'), say("user", "Hé 👋")]},
+        "turns": {"messages": [say("user", "a"), say("assistant", " b "), say("user", "c")]},
+        "no_prompt": {"messages": [say("user", "a"), say("assistant", "b")], **closed},
+        "continued": {
+            "messages": [say("user", "a"), say("assistant", "The answer is ")],
+            "continue_final_message": True,
+            **closed,
+        },
+        "tools": {"messages": [say("user", "Weather?")], "tools": [tool]},
+        "called": {"messages": [*answered, say("tool", "rain", tool_call_id="call_1")], "tools": [tool]},
+        "wrong_order": {"messages": [say("assistant", "a")]},
+        "variables": {"messages": [say("user", "a")], "variables": {"thinking": True, "bos_token": "[B]"}},
+    }
 
 
 TEMPLATES = {
@@ -234,7 +245,8 @@ TEMPLATES = {
     ),
     "strict": (
         "{%- for message in messages -%}"
-        "{%- if loop.first and message.role == 'assistant' -%}{{ raise_exception('must begin with the user') }}{%- endif -%}"
+        "{%- if loop.first and message.role == 'assistant' -%}"
+        "{{ raise_exception('must begin with the user') }}{%- endif -%}"
         "{%- generation -%}{{ '<' + message.role + '>' + message.content }}{%- endgeneration -%}"
         "{%- if thinking is defined and thinking -%}(think){%- endif -%}"
         "{%- endfor -%}"
@@ -268,9 +280,16 @@ def rendered(tokenizer: PreTrainedTokenizerFast, template: str, case: dict) -> d
     return {"text": text}
 
 
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: dict) -> None:
+    state = json.loads(tokenizer.to_str())
+    (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False, indent=0) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gguf", type=Path, help="GGUF file whose chat template is recorded too")
+    parser.add_argument("--retrain", action="store_true", help="train the tokenizers anew; ids will differ")
     arguments = parser.parse_args()
     rng = random.Random(20)
     made_by = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
@@ -278,11 +297,8 @@ def main() -> None:
     for kind in KINDS:
         folder = OUT / "tokenizers" / kind.__name__
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer, config = kind()
-        (folder / "tokenizer.json").write_text(
-            json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=0) + "\n"
-        )
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        if not (folder / "tokenizer.json").is_file() or arguments.retrain:
+            write_tokenizer(folder, *kind())
         loaded = AutoTokenizer.from_pretrained(folder)
         text["kinds"][kind.__name__] = {
             "vocab_size": len(loaded),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ KINDS = sorted(REFERENCE)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(kind: str) -> Tokenizer:
     return Tokenizer(DATA / "tokenizers" / kind)
 
