@@ -30,6 +30,7 @@ _SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
 # Log line of the server: level, date and time, process, then for most lines the place in its source.
 _LOG_PREFIX = re.compile(r'^[EWI]\d{4} [\d:.]+ \d+ (?:[\w./-]+:\d+\] )?"?')
 _PORT_TAKEN = re.compile(r"Socket '[^']*:(\d+)' already in use|[Aa]ddress already in use.*?:(\d+)")
+_NOISE = ("NVML", "CUDA", "DCGM", "CudaDriverHelper", "unable to create stream for ensemble")  # there is no GPU
 _ADVICE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"libpython[\d.]+so[\d.]*: cannot open"), "install the libpython package of this Python (make setup)"),
     (re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'"), "install the missing package for the model"),
@@ -68,7 +69,7 @@ class TritonServer:
         metrics_port: Prometheus endpoint.
         log_path: Everything the server and the models print.
         env: Added to the environment of the server and the models.
-        threads: Limit for the math libraries in the models. None leaves their choice, or what ``env`` says.
+        threads: Threads of the reference engine where the repository leaves them open. None lets the engine measure.
         python: Interpreter whose environment the models import from; same X.Y as ours. Default: ours.
         models: Load these only; default all.
     """
@@ -223,7 +224,7 @@ def failure_reasons(lines: Iterable[str]) -> list[str]:
     exceptions = [line.strip() for line in lines if re.match(r"^\s*[\w.]*(?:Error|Exception): ", line)]
     telling = [text for text in errors if "failed to load" in text or "at least one version" in text]
     ordered = [*telling, *exceptions, *errors]
-    return list(dict.fromkeys(text for text in ordered if text and not text.startswith(("NVML", "CUDA", "DCGM"))))
+    return list(dict.fromkeys(text for text in ordered if text and not text.startswith(_NOISE)))
 
 
 def _advice(lines: Iterable[str]) -> str:
@@ -253,6 +254,7 @@ def _command(server: TritonServer, install: TritonInstall, models: Sequence[str]
         f"--backend-config=python,shm-region-prefix-name={server.shared_memory_prefix}",
         "--allow-gpu-metrics=false",
         "--exit-timeout-secs=5",
+        "--disable-auto-complete-config",  # our configs are complete; completing them starts every stub twice
         *explicit,
     ]
 
@@ -266,8 +268,10 @@ def _environment(install: TritonInstall, python: Path, threads: int | None, extr
     env["PATH"] = os.pathsep.join([str(python.parent), *_split(env.get("PATH"))])
     env.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"})
     env["TOKENIZERS_PARALLELISM"] = "false"
+    # The engine has its own threads; those of the math libraries spin against each other when a machine is busy.
+    env.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     if threads is not None:
-        env.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)))
+        env["REFERENCE_ENGINE_THREADS"] = str(threads)
     env.update(extra)
     return env
 

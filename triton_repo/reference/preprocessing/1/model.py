@@ -46,13 +46,19 @@ class TextEncoder:
         return self._encode(word, special=False)
 
     def word_variants(self, word: str) -> list[list[int]]:
-        """Return the ways ``word`` may be cut into tokens inside a text, depending on what stands before it."""
+        """Return the ways ``word`` may be cut into tokens inside a text, depending on what stands before it.
+
+        Where the word melts into one token with its context, that token counts: a text that has it has the word.
+        """
         variants = []
         for context in CONTEXTS:
             before, ids = self._encode(context, special=False), self._encode(context + word, special=False)
-            if ids[: len(before)] == before and ids[len(before) :] not in variants:
-                variants.append(ids[len(before) :])
-        return [ids for ids in variants if ids]
+            shared = next(
+                (k for k, pair in enumerate(zip(before, ids, strict=False)) if pair[0] != pair[1]), len(before)
+            )
+            if ids[shared:] and ids[shared:] not in variants:
+                variants.append(ids[shared:])
+        return variants
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=special).ids
