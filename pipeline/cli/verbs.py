@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,9 @@ class Request:
         """
         from pipeline.config.compose import compose
 
-        return compose(self.arguments, config_dir=self.config_dir)
+        spec = compose(self.arguments, config_dir=self.config_dir)
+        gc.enable()  # main() turned it off for the start
+        return spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config.compose import conf_root
+from pipeline.facts.architecture import Architecture
+from pipeline.facts.hfconfig import FAMILIES, architecture_of
+
+# Parameters as the hub's model pages state them (safetensors metadata), biases and all.
+PUBLISHED = {
+    "llama2": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
+    "mistral_7b": 7_248_023_552,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen3_8b": 8_190_735_360,
+    "gemma2_9b": 9_241_705_984,
+    "phi3_mini": 3_821_079_552,
+    "tinyllama": 1_100_048_384,
+    "smollm2": 134_515_008,
+}
+
+
+@cache
+def option(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((conf_root() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shape_of_a_shipped_model_has_the_published_number_of_parameters(name: str) -> None:
+    shape = Architecture(**option(name)["architecture"])
+    assert shape.parameters == pytest.approx(PUBLISHED[name], rel=1e-4)
+    assert FAMILIES[shape.architecture] == option(name)["family"]
+    assert option(name)["license"]
+
+
+def test_every_shipped_model_is_checked() -> None:
+    assert {file.stem for file in conf_root().glob("model/*.yaml")} == {*PUBLISHED, "hf"}
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+def test_heads_and_head_size_default_to_plain_attention() -> None:
+    shape = architecture_of({**LLAMA, "head_dim": None})
+    assert (shape.num_kv_heads, shape.head_size) == (32, 128)
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "llama3", "factor": 8.0}, 4096),
+        ({"rope_type": "default"}, 4096),
+        ({"type": "longrope", "factor": 32.0}, 4096),
+    ],
+)
+def test_context_counts_rotary_scaling_unless_it_is_counted_already(rope: object, context: int) -> None:
+    assert architecture_of({**LLAMA, "rope_scaling": rope}).context == context
+    assert architecture_of({**LLAMA, "rope_parameters": rope}).context == context
+
+
+def test_gpt2_spelling_is_read() -> None:
+    shape = architecture_of(
+        {"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
+    )
+    assert (shape.num_layers, shape.intermediate_size, shape.gated_mlp) == (12, 3072, False)
+    assert shape.tie_word_embeddings
+
+
+def test_text_part_of_a_larger_model_is_taken() -> None:
+    assert architecture_of({"architectures": ["X"], "text_config": LLAMA}).num_layers == 32
+
+
+def test_missing_number_is_named() -> None:
+    with pytest.raises(KeyError, match="num_hidden_layers"):
+        architecture_of({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"})
