@@ -14,6 +14,10 @@ from typing import Any
 from pipeline.facts.precisions import ALGORITHMS
 
 SCHEMA_NAME = "pipeline_schema"
+# What is composed: whichever config.yaml comes first in the search path. Hydra looks for its primary config before it
+# knows the whole path, so the primary one lives here and names the real one.
+ENTRY_NAME = "pipeline_job"
+CONFIG_NAME = "config"
 
 
 def one_of(*choices: str) -> Mapping[str, Any]:
@@ -243,4 +247,6 @@ def register() -> None:
     """Put the schema into Hydra's ConfigStore; doing it again changes nothing."""
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=Config)
+    store = ConfigStore.instance()
+    store.store(name=SCHEMA_NAME, node=Config)
+    store.store(name=ENTRY_NAME, node={"defaults": [CONFIG_NAME, "_self_"]})
