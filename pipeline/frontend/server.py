@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -57,6 +61,19 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._application = app
 
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle SIGINT and SIGTERM while serving. They are not raised again: a drained server has done its work."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals belong to the main thread; whoever embeds the server sets should_exit
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; a second SIGINT ends at once."""
         self._application.state.service.draining = True
@@ -87,8 +104,6 @@ def serve(settings: FrontendSettings) -> int:
     server = DrainingServer(config, app)
     try:
         asyncio.run(server.serve(sockets=[listener]))
-    except KeyboardInterrupt:
-        pass  # uvicorn raises the captured SIGINT again after a clean end
     finally:
         listener.close()
     return 0 if server.started else 1

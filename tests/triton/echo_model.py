@@ -19,6 +19,8 @@ class TritonPythonModel:
         read = {key: value["string_value"] for key, value in parameters.items()}
         self.delay_s = float(read.get("delay_ms", "0")) / 1000
         self.journal = Path(read["journal"]) if read.get("journal") else None
+        outputs = [tensor["name"] for tensor in json.loads(args["model_config"])["output"]]
+        self.says_reason = "finish_reason" in outputs
         self.lock = threading.Lock()
 
     def execute(self, requests):
@@ -38,7 +40,7 @@ class TritonPythonModel:
         stops = set(words.reshape(2, -1)[0].tolist()) if words is not None else set()
         streaming = bool(values.get("streaming", np.array([False])).reshape(-1)[0])
         if len(prompt) == 13 and limit == 13:
-            error = pb_utils.TritonError("File \"/opt/model.py\", line 1, in execute: secret trace")
+            error = pb_utils.TritonError('File "/opt/model.py", line 1, in execute: secret trace')
             sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
         made, reason = [], "length"
@@ -74,6 +76,6 @@ class TritonPythonModel:
         ]
         if "return_log_probs" in values:
             tensors.append(pb_utils.Tensor("output_log_probs", -np.array([[made]], np.float32).reshape(1, 1, -1) / 100))
-        if reason is not None:
+        if reason is not None and self.says_reason:
             tensors.append(pb_utils.Tensor("finish_reason", np.array([[reason.encode()]], np.object_)))
         return pb_utils.InferenceResponse(tensors)
