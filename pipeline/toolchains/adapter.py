@@ -79,7 +79,7 @@ def build_command(
     findings += problems + _confidence(release, TOOL)
     view = BuildView(job, family, release, algorithm, values, table)
     # With a wrong flag the rules would judge values that no build can have.
-    if not problems:
+    if not any(problem.severity == "error" for problem in problems):
         findings += rules.check(view) + effective.change_findings(view)
     if any(finding.severity == "error" for finding in findings):
         return None, findings

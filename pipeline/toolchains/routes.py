@@ -79,6 +79,17 @@ def choose_route(job: ToolJob, family: Family, release: Release) -> tuple[Route 
     return route, _remarks(route, family, reasons)
 
 
+def default_converter(job: ToolJob, family: Family, release: Release) -> tuple[str, str]:
+    """Return who writes the checkpoint when nobody said: ``nvidia`` or ``native``, and why."""
+    routes, _ = _usable(Need.of(job), family, release)
+    if routes:
+        tool = min(routes, key=lambda item: item.rank).tool
+        return "nvidia", f"release {release.version} has {tool} for {family.name} at {job.recipe}"
+    if _native_writes(family, job.recipe):
+        return "native", f"release {release.version} has no tool with a flag table for {family.name} at {job.recipe}"
+    return "nvidia", f"nothing else makes {family.name} at {job.recipe} either"
+
+
 def algorithm_of(recipe: str) -> str:
     """Return the ``quant_algo`` a recipe stands for, whoever makes it; ``none`` for 16 bit or unknown."""
     for facts in data("routes")["tools"].values():
@@ -174,8 +185,7 @@ def _what_works(need: Need, family: Family, release: Release) -> str:
     others = [v for v in release_versions() if v != release.version and load_release(v).builds_engines]
     working = [v for v in others if _usable(need, family, load_release(v))[0]]
     ways = [f"toolchain=trtllm_{v.replace('.', '_')}" for v in working[-1:]]
-    native = data("families")["native"]
-    if family.name in native["families"] and need.recipe.partition(":")[0] in native["recipes"]:
+    if _native_writes(family, need.recipe):
         ways.append("converter=native")
     recipes = dict.fromkeys(r for facts in data("routes")["tools"].values() for r in facts["makes"] if ":" not in r)
     others_here = {r: Need(r, "auto", need.splits, need.medusa) for r in recipes if r != need.recipe}
@@ -183,3 +193,8 @@ def _what_works(need: Need, family: Family, release: Release) -> str:
     if made:
         ways.append(f"precision={'|'.join(made)}")
     return "what works: " + ", or ".join(ways or ["target=llmapi"])
+
+
+def _native_writes(family: Family, recipe: str) -> bool:
+    native = data("families")["native"]
+    return family.name in native["families"] and recipe.partition(":")[0] in native["recipes"]

@@ -38,6 +38,10 @@ def paged_context_needed(view: BuildView) -> Iterator[Finding]:
     for wish in (name for name, wanted in wishes.items() if wanted):
         message = f"{wish} was asked for, but use_paged_context_fmha ends as disable: {why}"
         yield _error("paged-context-needed", view, "use_paged_context_fmha", message, "drop the wish or its cause")
+    longest, tokens = view.number("max_input_len"), view.number("max_num_tokens")
+    if longest > tokens:
+        message = f"prompts above max_num_tokens={tokens} fail at run time (max_input_len is {longest}): {why}"
+        yield _note("warning", "long-prompts-fail", view, "max_input_len", message, f"limits.max_input_len={tokens}")
 
 
 def context_logits(view: BuildView) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ def test_advice_is_none_for_output_it_does_not_know() -> None:
         ("ValueError: array split does not result in an equal division", "unequal-split"),
         ("RuntimeError: INT8/INT4 quantization is not supported on SM>=100.", "blackwell-integer"),
         ("RuntimeError: SmoothQuant is not supported on SM>=100.", "blackwell-integer"),
-        ("The engine plan file is generated on an incompatible device, expecting compute 8.6 got compute 8.0", "compute-capability"),
+        ("plan file generated on an incompatible device, expecting compute 8.6 got compute 8.0", "compute-capability"),
         ("bash: line 1: trtllm-build: command not found", "builder-missing"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out-of-memory"),
         ("ValueError: max_workers must be greater than 0", "no-gpu-visible"),

@@ -13,6 +13,7 @@ from pipeline.toolchains.job import SMOOTHQUANT, Calibration, Lora, SourceQuanti
 from pipeline.toolchains.release import load_release
 
 SCRIPTS = "/app/tensorrt_llm/examples"
+GPTQ = ("--use_weight_only", "--weight_only_precision")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,8 @@ def test_kv_cache_scales_are_measured_where_a_tool_can() -> None:
 @pytest.mark.parametrize(
     ("family", "source", "flags"),
     [
-        ("llama", SourceQuantization("gptq", 4, 64), ("--use_weight_only", "--weight_only_precision", "int4_gptq", "--per_group", "--group_size", "64")),
-        ("qwen2", SourceQuantization("gptq", 8, 128), ("--use_weight_only", "--weight_only_precision", "int8_gptq", "--per_group", "--group_size", "128")),
+        ("llama", SourceQuantization("gptq", 4, 64), (*GPTQ, "int4_gptq", "--per_group", "--group_size", "64")),
+        ("qwen2", SourceQuantization("gptq", 8, 128), (*GPTQ, "int8_gptq", "--per_group", "--group_size", "128")),
         ("llama", SourceQuantization("awq"), ()),
         ("llama", SourceQuantization("fp8", 8, 0), ("--use_fp8",)),
         ("llama", SourceQuantization("fp8_rowwise", 8, 0), ()),

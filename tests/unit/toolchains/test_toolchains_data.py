@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
+from omegaconf import OmegaConf
 from toolchain_jobs import ENGINE_RELEASES
 
 from pipeline.errors import ConfigError
@@ -22,6 +23,12 @@ from pipeline.toolchains.release import (
     release_versions,
     version_key,
 )
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return dict(content)
+
 
 ALL_TABLES = [(v, tool) for v in release_versions() for tool in load_release(v).document["tables"]]
 
@@ -114,7 +121,7 @@ def test_family_points_to_things_that_exist(name: str) -> None:
 
 def test_families_of_the_shipped_models_are_known() -> None:
     for path in sorted((shipped("conf") / "model").glob("*.yaml")):
-        model = yaml.safe_load(path.read_text())
+        model = _yaml(path)
         architecture = (model.get("architecture") or {}).get("architecture")
         if architecture:
             family = find_family(architecture)
@@ -128,7 +135,7 @@ def test_toolchain_options_agree_with_the_release_files() -> None:
     for path in options:
         if path.stem == "latest":  # an option that exists to be refused
             continue
-        option, release = yaml.safe_load(path.read_text()), load_release(path.stem)
+        option, release = _yaml(path), load_release(path.stem)
         assert option["release"] == release.version
         assert option["build_image"] == release.build_image
         assert option["builds_engines"] == release.builds_engines
