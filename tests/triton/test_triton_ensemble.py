@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Answer, Client, Model
-from triton_models import EOS, IM_END
+from triton_client import Answer, Client
+from triton_models import EOS, IM_END, Model
 
 from pipeline.engines.reference import ReferenceEngine, Request
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SLOW_SEQ_LEN, Client
-from triton_models import MAX_SEQ_LEN, VOCAB_SIZE
+from triton_client import Client
+from triton_models import MAX_SEQ_LEN, SLOW_SEQ_LEN, VOCAB_SIZE
 
 from pipeline.engines.reference import ReferenceEngine, Request
 

@@ -11,7 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import Client, Model, emit
+from triton_client import Client
+from triton_models import Model, emit
 
 from pipeline.errors import ToolError
 from pipeline.triton.install import TritonInstall

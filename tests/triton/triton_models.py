@@ -1,16 +1,29 @@
-"""A tiny random llama checkpoint and a tiny byte-level tokenizer, made on the spot."""
+"""A tiny random llama checkpoint, a tiny byte-level tokenizer and their repository, made on the spot."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from pipeline.triton.repository import RepositorySettings, emit_repository
 
 BOS, EOS, IM_END = 0, 1, 2
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("U", "s"), ("Us", "e"), ("Use", "r"), ("User", ":"), ("Ċ", "User:")]
 VOCAB_SIZE = 3 + 256 + len(MERGES)
 MAX_SEQ_LEN = 256
+SLOW_SEQ_LEN = 8192
+
+
+@dataclass(frozen=True)
+class Model:
+    """Folders of the tiny model."""
+
+    checkpoint: Path
+    tokenizer: Path
 
 
 def write_tokenizer(folder: Path) -> Path:
@@ -86,4 +99,13 @@ def write_checkpoint(folder: Path, *, layers: int = 2, hidden: int = 32, positio
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "rank0.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def emit(folder: Path, model: Model, **changes: Any) -> Path:
+    """Emit a repository of ``model``."""
+    settings = {"max_batch_size": 4, "max_seq_len": MAX_SEQ_LEN, "threads": 1, **changes}
+    emit_repository(
+        folder, checkpoint=model.checkpoint, tokenizer=model.tokenizer, settings=RepositorySettings(**settings)
+    )
     return folder

@@ -1,0 +1,36 @@
+"""What is said about a server that did not come up. The log lines are from tritonserver 2.51."""
+
+from __future__ import annotations
+
+import socket
+
+from pipeline.triton.server import failure_reasons, free_port, port_is_free
+
+LOG = [
+    'W1130 14:46:48.674396 16885 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
+    'E1130 14:46:48.674789 16885 server.cc:241] "CudaDriverHelper has not been initialized."',
+    'E1130 14:46:51.470576 16885 backend_model.cc:692] "ERROR: Failed to create instance: ModuleNotFoundError: '
+    "No module named 'tokenizers'\\n\\nAt:\\n  /r/1/model.py(30): __init__\\n\"",
+    "E1130 14:46:51.470778 16885 model_lifecycle.cc:642] \"failed to load 'postprocessing' version 1: Internal: "
+    "ModuleNotFoundError: No module named 'tokenizers'\\n\\nAt:\\n  /r/1/model.py(30): __init__\\n\"",
+    'I1130 14:46:51.487507 16885 server.cc:336] "All models are stopped, unloading models"',
+]
+
+
+def test_reason_is_the_failed_model_without_the_traceback() -> None:
+    assert failure_reasons(LOG)[0] == (
+        "failed to load 'postprocessing' version 1: Internal: ModuleNotFoundError: No module named 'tokenizers'"
+    )
+
+
+def test_complaints_about_the_missing_gpu_are_no_reason() -> None:
+    assert failure_reasons(LOG[:2]) == []
+
+
+def test_free_port_can_be_bound_and_a_listening_one_is_not_free() -> None:
+    port = free_port()
+    assert port_is_free(port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        assert not port_is_free(port)
