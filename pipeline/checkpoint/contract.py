@@ -7,7 +7,7 @@ that a rule that was forgotten there is noticed here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import SourceError
@@ -17,22 +17,43 @@ Spec = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What the model class of an architecture has.
+    """What the model class of an architecture has, beyond what all decoders have.
 
     Attributes:
-        qkv_bias: Whether the fused q, k, v has a bias whatever ``attn_bias`` says.
-        dense_bias: Whether the attention output has a bias if q, k and v have one.
+        attention_bias: Config key that says whether q, k and v have a bias.
+        mlp_bias: Config key that says whether the MLP has biases.
+        dense_bias: Whether the attention output has a bias where q, k and v have one.
+        norm_bias: Whether norms have a bias.
+        mlp: ``gated`` (fc and gate apart), ``fused`` (both in fc), ``plain`` (fc alone).
         qk_norm: Whether queries and keys are normalized per head.
+        inner_norms: Whether attention and MLP outputs are normalized too.
+        positions: Whether positions are learned.
     """
 
-    qkv_bias: bool = False
+    attention_bias: str = "attn_bias"
+    mlp_bias: str = "mlp_bias"
     dense_bias: bool = True
+    norm_bias: bool = False
+    mlp: str = "gated"
     qk_norm: bool = False
+    inner_norms: bool = False
+    positions: bool = False
 
 
+_GPT = _Model(attention_bias="bias", mlp_bias="bias", norm_bias=True, mlp="plain")
 _MODELS: Mapping[str, _Model] = {
     "LlamaForCausalLM": _Model(),
     "MistralForCausalLM": _Model(),
+    "MixtralForCausalLM": _Model(),
+    "Qwen2ForCausalLM": _Model(dense_bias=False),
+    "Qwen3ForCausalLM": _Model(dense_bias=False, qk_norm=True),
+    "GemmaForCausalLM": _Model(),
+    "Gemma2ForCausalLM": _Model(inner_norms=True),
+    "Gemma3ForCausalLM": _Model(inner_norms=True, qk_norm=True),
+    "Phi3ForCausalLM": _Model(mlp="fused"),
+    "GPT2LMHeadModel": replace(_GPT, positions=True),
+    "GPTForCausalLM": replace(_GPT, positions=True),
+    "Starcoder2ForCausalLM": _GPT,
 }
 
 
@@ -80,12 +101,23 @@ def _rank(config: Mapping[str, Any], tp: int, layers: int, first: bool, last: bo
     sizes = _sizes(config, tp)
     if first:
         yield "transformer.vocab_embedding.weight", (_embedding(config, sizes, tp), dtype)
+        if model.positions:
+            yield (
+                "transformer.position_embedding.weight",
+                ((int(config["max_position_embeddings"]), sizes.hidden), dtype),
+            )
     for layer in range(layers):
         for name, shape in _layer(config, model, sizes):
-            yield f"transformer.layers.{layer}.{name}", (shape, dtype)
+            own = "float32" if name == "mlp.router.weight" else dtype
+            yield f"transformer.layers.{layer}.{name}", (shape, own)
     if last:
-        yield "transformer.ln_f.weight", ((sizes.hidden,), dtype)
+        for kind in _norm_kinds(model):
+            yield f"transformer.ln_f.{kind}", ((sizes.hidden,), dtype)
         yield "lm_head.weight", ((sizes.padded_vocab // tp, sizes.hidden), dtype)
+
+
+def _norm_kinds(model: _Model) -> tuple[str, ...]:
+    return ("weight", "bias") if model.norm_bias else ("weight",)
 
 
 def _sizes(config: Mapping[str, Any], tp: int) -> _Sizes:
@@ -111,23 +143,37 @@ def _embedding(config: Mapping[str, Any], sizes: _Sizes, tp: int) -> tuple[int, 
 
 
 def _layer(config: Mapping[str, Any], model: _Model, sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    norms = ["input_layernorm", "post_layernorm"]
+    if model.inner_norms:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    for norm in norms:
+        for kind in _norm_kinds(model):
+            yield f"{norm}.{kind}", (sizes.hidden,)
     qkv_rows = sizes.q_rows + 2 * sizes.kv_rows
-    yield "input_layernorm.weight", (sizes.hidden,)
-    yield "post_layernorm.weight", (sizes.hidden,)
     yield "attention.qkv.weight", (qkv_rows, sizes.hidden)
     yield "attention.dense.weight", (sizes.hidden, sizes.q_rows)
-    attention_bias = bool(config.get("attn_bias"))
-    if attention_bias or model.qkv_bias:
+    if config.get(model.attention_bias):
         yield "attention.qkv.bias", (qkv_rows,)
-    if attention_bias and model.dense_bias:
-        yield "attention.dense.bias", (sizes.hidden,)
+        if model.dense_bias:
+            yield "attention.dense.bias", (sizes.hidden,)
     if model.qk_norm:
         yield "attention.q_layernorm.weight", (sizes.head,)
         yield "attention.k_layernorm.weight", (sizes.head,)
-    yield "mlp.fc.weight", (sizes.mlp, sizes.hidden)
-    yield "mlp.gate.weight", (sizes.mlp, sizes.hidden)
-    yield "mlp.proj.weight", (sizes.hidden, sizes.mlp)
-    if config.get("mlp_bias"):
-        yield "mlp.fc.bias", (sizes.mlp,)
-        yield "mlp.gate.bias", (sizes.mlp,)
-        yield "mlp.proj.bias", (sizes.hidden,)
+    yield from _mlp(config, model, sizes)
+
+
+def _mlp(config: Mapping[str, Any], model: _Model, sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    experts = int((config.get("moe") or {}).get("num_experts", 0))
+    if experts:
+        yield "mlp.router.weight", (experts, sizes.hidden)
+        yield "mlp.fc.weight", (experts, 2 * sizes.mlp, sizes.hidden)
+        yield "mlp.proj.weight", (experts, sizes.hidden, sizes.mlp)
+        return
+    fc_rows = 2 * sizes.mlp if model.mlp == "fused" else sizes.mlp
+    linears = {"fc": (fc_rows, sizes.hidden), "proj": (sizes.hidden, sizes.mlp)}
+    if model.mlp == "gated":
+        linears["gate"] = (sizes.mlp, sizes.hidden)
+    for name, shape in linears.items():
+        yield f"mlp.{name}.weight", shape
+        if config.get(model.mlp_bias):
+            yield f"mlp.{name}.bias", shape[:1]

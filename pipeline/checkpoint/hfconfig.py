@@ -29,6 +29,7 @@ class Architecture:
         head_dim: ``head_dim`` (or ``kv_channels``) if stated and not null, else hidden_size / num_heads.
         rope_theta: None if the config says none; each family knows its default.
         rope_scaling: The scaling object without the base; None if there is none or its type is ``default``.
+        rotary_factor: Part of each head that is rotated.
         tied: Whether the output head is the embedding.
         attention_bias: Whether q, k, v and o have biases.
         sliding_window: Window in tokens if it is in use, else None.
@@ -51,6 +52,7 @@ class Architecture:
     max_positions: int | None
     rope_theta: float | None
     rope_scaling: Mapping[str, Any] | None
+    rotary_factor: float
     tied: bool
     attention_bias: bool
     mlp_bias: bool
@@ -130,7 +132,7 @@ def read_architecture(raw: Mapping[str, Any], where: str = "config.json") -> Arc
     if stated_dim is None and hidden % heads:
         raise SourceError(f"{where}: hidden_size {hidden} is no multiple of {heads} heads and head_dim is not stated")
     model_type = str(raw.get("model_type", ""))
-    theta, scaling = _rope(fields)
+    theta, scaling, rotary_factor = _rope(fields)
     return Architecture(
         name=names[0],
         model_type=model_type,
@@ -147,6 +149,7 @@ def read_architecture(raw: Mapping[str, Any], where: str = "config.json") -> Arc
         max_positions=fields.whole("max_position_embeddings", "n_positions"),
         rope_theta=theta,
         rope_scaling=scaling,
+        rotary_factor=rotary_factor,
         tied=fields.flag("tie_word_embeddings", default=model_type in _TIED_BY_DEFAULT),
         attention_bias=fields.flag("attention_bias", "bias", "use_bias"),
         mlp_bias=fields.flag("mlp_bias"),
@@ -156,35 +159,57 @@ def read_architecture(raw: Mapping[str, Any], where: str = "config.json") -> Arc
     )
 
 
-def _rope(fields: _Fields) -> tuple[float | None, Mapping[str, Any] | None]:
-    """Return base and scaling from ``rope_theta`` + ``rope_scaling`` or from ``rope_parameters``."""
+def _rope(fields: _Fields) -> tuple[float | None, Mapping[str, Any] | None, float]:
+    """Return base, scaling and rotated part from ``rope_theta`` + ``rope_scaling`` or from ``rope_parameters``.
+
+    Where ``rope_parameters`` has an object per kind of layer, that of ``full_attention`` counts.
+    """
     theta = fields.number("rope_theta")
+    factor = fields.number("partial_rotary_factor") or 1.0
     scaling = fields.first("rope_scaling")
     parameters = fields.first("rope_parameters")
     if isinstance(parameters, Mapping):
-        own = dict(parameters)
+        own = dict(parameters.get("full_attention", parameters))
         base = own.pop("rope_theta", None)
         theta = theta if base is None else base
+        factor = own.pop("partial_rotary_factor", factor)
         if scaling is None:
             scaling = own
+    return theta, _scaling(fields, scaling), factor
+
+
+def _scaling(fields: _Fields, scaling: object) -> Mapping[str, Any] | None:
+    """Return a scaling object that the model class can read, None for the default."""
     if scaling is None:
-        return theta, None
+        return None
     if not isinstance(scaling, Mapping):
         raise SourceError(f"{fields.where}: rope_scaling is {scaling!r}; expected an object or null")
     kind = scaling.get("type", scaling.get("rope_type"))
     if kind in (None, "default", "none"):
-        return theta, None
-    if kind not in ROPE_TYPES:
+        return None
+    # The first Phi-3 configs call the same scaling "su".
+    if kind not in ROPE_TYPES and not (kind == "su" and fields.raw.get("model_type") == "phi3"):
         raise SourceError(
             f"{fields.where}: rope scaling type is {kind!r}; expected one of {', '.join(ROPE_TYPES)} or default",
             hint="TensorRT-LLM would refuse it at build; there is no equivalent to convert it to",
         )
-    return theta, dict(scaling)
+    return dict(scaling)
 
 
 def _sliding_window(fields: _Fields) -> int | None:
-    """Return the window in use. Qwen configs state one that ``use_sliding_window: false`` switches off."""
+    """Return the window in use.
+
+    Qwen configs state one that ``use_sliding_window: false`` switches off, or that only layers from
+    ``max_window_layers`` on have; ``layer_types`` may say that no layer has it.
+    """
     window = fields.first("sliding_window")
     if window is None or not fields.flag("use_sliding_window", default=True):
         return None
+    kinds = fields.first("layer_types")
+    if isinstance(kinds, list) and "sliding_attention" not in kinds:
+        return None
+    if "use_sliding_window" in fields.raw and kinds is None:
+        layers = fields.whole("num_hidden_layers")
+        if int(fields.first("max_window_layers") or 0) >= layers:
+            return None
     return fields.whole("sliding_window")

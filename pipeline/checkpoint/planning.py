@@ -69,6 +69,9 @@ def plan_conversion(source: TensorSource, options: ConvertOptions) -> Conversion
     family = family_of(architecture.name)
     if family.check is not None:
         family.check(architecture)
+    notes: tuple[str, ...] = ()
+    if family.adjust is not None:
+        options, notes = family.adjust(options)
     refuse_bad_sizes(architecture, options)
     dtype = resolve_dtype(architecture, options)
     config = target_config(architecture, family, dtype, options)
@@ -91,7 +94,7 @@ def plan_conversion(source: TensorSource, options: ConvertOptions) -> Conversion
         config=config,
         ignored_tensors=ledger.ignored,
         duplicates=tuple(binder.duplicates),
-        warnings=(*source.warnings, *_warnings(architecture)),
+        warnings=(*source.warnings, *notes, *_warnings(architecture)),
     )
 
 
@@ -133,8 +136,8 @@ class _Binder:
 
     def _bind(self, rule: Rule, target: str, prefix: str) -> Iterator[_Bound]:
         names = rule.source_names(self.architecture, prefix)
-        if rule.target == "lm_head.weight" and self.architecture.tied:
-            names = self._tied(names)
+        if rule.target == "lm_head.weight":
+            names = self._head(names, rule.sources)
         if not all([self.ledger.consume(name, target) for name in names]):
             return
         for name in names:
@@ -153,21 +156,20 @@ class _Binder:
                 hint="the weights are quantized in a way that this conversion does not read",
             )
 
-    def _tied(self, head: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the embedding in place of the head; a stored head must then be equal to it."""
+    def _head(self, prefixed: tuple[str, ...], plain: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the stored head, or the embedding if they are tied; a stored head must then be equal to it.
+
+        The head stands outside the prefix in some models, so both places are looked at.
+        """
+        stored = prefixed if prefixed[0] in self.source.tensors else plain
+        if not self.architecture.tied:
+            return stored
         embedding = next(r for r in self._rules if r.target == "transformer.vocab_embedding.weight")
         names = embedding.source_names(self.architecture, self._prefix)
-        # The head is outside the prefix in some multi-part models, so both places are looked at.
-        for name in {*head, *embedding_heads(self.source)}:
-            if name in self.source.tensors:
-                self.ledger.ignore_one(name, f"tied: equal to {names[0]}")
-                self.duplicates.append((names[0], name))
+        if stored[0] in self.source.tensors:
+            self.ledger.ignore_one(stored[0], f"tied: equal to {names[0]}")
+            self.duplicates.append((names[0], stored[0]))
         return names
-
-
-def embedding_heads(source: TensorSource) -> tuple[str, ...]:
-    """Return the names of stored output heads."""
-    return tuple(name for name in source.tensors if name == "lm_head.weight" or name.endswith(".lm_head.weight"))
 
 
 def _target(bound: _Bound, architecture: Architecture, options: ConvertOptions, dtype: str, tp_rank: int) -> Target:

@@ -52,7 +52,7 @@ def target_config(architecture: Architecture, family: Family, dtype: str, option
         "norm_epsilon": architecture.norm_eps,
         "position_embedding_type": "rope_gpt_neox",
         "max_position_embeddings": architecture.max_positions,
-        "rotary_embedding_dim": int(architecture.head_dim * architecture.raw.get("partial_rotary_factor", 1.0)),
+        "rotary_embedding_dim": int(architecture.head_dim * architecture.rotary_factor),
         "qk_layernorm": False,
         "use_parallel_embedding": options.embedding_sharding != "none",
         "embedding_sharding_dim": 1 if options.embedding_sharding == "hidden" else 0,
@@ -62,7 +62,9 @@ def target_config(architecture: Architecture, family: Family, dtype: str, option
     }
     if effective_window(architecture) is not None:
         config["sliding_window"] = architecture.sliding_window
-    return {**config, **family.config(architecture)}
+    own = dict(family.config(architecture))
+    config["quantization"] |= own.pop("quantization", {})
+    return config | own
 
 
 def effective_window(architecture: Architecture) -> int | None:

@@ -11,13 +11,13 @@ from pipeline.errors import SourceError
 
 __all__ = ["Family", "Layout", "Rule", "family_of", "supported_architectures"]
 
-_MODULES = ("llama",)
+_MODULES = ("gemma", "gpt", "llama", "phi3", "qwen")
 
 
 @cache
 def _families() -> dict[str, Family]:
-    families = [import_module(f"{__name__}.{module}").FAMILY for module in _MODULES]
-    return {name: family for family in families for name in family.architectures}
+    modules = [import_module(f"{__name__}.{module}") for module in _MODULES]
+    return {name: family for module in modules for family in module.FAMILIES for name in family.architectures}
 
 
 def supported_architectures() -> tuple[str, ...]:

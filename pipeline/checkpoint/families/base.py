@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from pipeline.checkpoint.hfconfig import Architecture
+from pipeline.checkpoint.options import ConvertOptions
 from pipeline.checkpoint.views import Matrix
 from pipeline.errors import SourceError
 
@@ -79,6 +80,7 @@ class Family:
         layer_prefix: Source prefix of layer ``{i}``.
         ignored: Regular expressions of source tensors that need no place, with the reason.
         check: Raises SourceError for variants that cannot be converted faithfully.
+        adjust: Returns options as the model class needs them, whatever was asked, with what to tell about it.
         prefixes: Alternative prefixes of all source names; the first that fits is used.
     """
 
@@ -89,6 +91,7 @@ class Family:
     layer_prefix: str = "model.layers.{i}."
     ignored: tuple[tuple[str, str], ...] = ()
     check: Callable[[Architecture], None] | None = None
+    adjust: Callable[[ConvertOptions], tuple[ConvertOptions, tuple[str, ...]]] | None = None
     prefixes: tuple[str, ...] = ("",)
 
 
@@ -112,9 +115,35 @@ def moe(architecture: Architecture) -> bool:
     return architecture.num_experts > 0
 
 
-def refuse(architecture: Architecture, what: str, hint: str = "") -> SourceError:
-    """Return the error for a variant that is not converted."""
-    return SourceError(f"{architecture.name}: {what} is not supported", hint=hint)
+def refuse(architecture: Architecture, *troubles: tuple[bool, str]) -> None:
+    """Refuse variants that the model class cannot express.
+
+    Raises:
+        SourceError: One of the conditions holds; names all that do.
+    """
+    found = [what for wrong, what in troubles if wrong]
+    if found:
+        raise SourceError(
+            f"{architecture.name}: {'; '.join(found)}: cannot be carried into a checkpoint",
+            hint="converting without it would change the model's answers",
+        )
+
+
+def refuse_partial_rotation(architecture: Architecture) -> None:
+    """Refuse heads that are rotated in part, where the model class rotates whole heads."""
+    factor = architecture.rotary_factor
+    refuse(architecture, (factor != 1.0, f"partial_rotary_factor {factor}"))
+
+
+def mixed_windows(architecture: Architecture) -> tuple[bool, str]:
+    """Return whether only some layers have a sliding window, with the words for it."""
+    raw = architecture.raw
+    kinds = raw.get("layer_types")
+    if isinstance(kinds, list):
+        mixed = len(set(kinds)) > 1
+    else:
+        mixed = bool(raw.get("use_sliding_window")) and 0 < raw.get("max_window_layers", 0) < architecture.num_layers
+    return mixed and architecture.sliding_window is not None, "a sliding window in some of the layers"
 
 
 ROTARY_BUFFERS = (r"(.*\.)?rotary_emb\.inv_freq", "rotary table, derived from the config")

@@ -19,14 +19,14 @@ def open_source(path: Path) -> TensorSource:
     Raises:
         SourceError: Nothing usable is there, or a file is damaged; names the file and the likely reason.
     """
-    from pipeline.checkpoint.readers.folder import SafetensorsFolder
+    from pipeline.checkpoint.readers.folder import ModelFolder
 
     gguf = find_gguf(path)
     if gguf is not None:
         from pipeline.checkpoint.readers.gguf_file import GgufSource
 
         return GgufSource(gguf)
-    return SafetensorsFolder(path)
+    return ModelFolder(path)
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -48,6 +48,19 @@ class TensorInfo:
         return self.shape[-1] if len(self.shape) > 1 else 1
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """What the header of a weight file says.
+
+    Attributes:
+        tensors: Name to tensor.
+        offsets: Name to the byte position of its data in the file.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    offsets: Mapping[str, int]
+
+
 class TensorSource(Protocol):
     """A model on disk. Opening it verifies all headers; reading is thread-safe and never maps files into memory."""
 

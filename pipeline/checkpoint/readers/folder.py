@@ -1,15 +1,16 @@
-"""A Hugging Face model folder: config.json and weights, in one file or in shards with an index."""
+"""A Hugging Face model folder: config.json and weights, safetensors or torch pickles, whole or in shards."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.dtypes import Array
 from pipeline.checkpoint.hfconfig import load_config
-from pipeline.checkpoint.readers.base import OpenFiles, TensorInfo, read_matrix, refuse_placeholder
+from pipeline.checkpoint.readers.base import OpenFiles, TensorInfo, WeightFile, read_matrix, refuse_placeholder
 from pipeline.checkpoint.readers.safetensors_file import read_safetensors_header
 from pipeline.errors import SourceError
 
@@ -17,10 +18,35 @@ _KNOWN_PREFIXES = ("model.", "transformer.", "lm_head.", "h.", "wte.", "language
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".msgpack", ".h5", ".onnx")
 
 
-class SafetensorsFolder:
-    """A folder with config.json and safetensors weights. See :class:`TensorSource`."""
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format of weight files: its usual names, and how to read a header."""
 
-    kind = "safetensors"
+    kind: str
+    whole: str
+    shards: str
+    read_header: Callable[[Path], WeightFile]
+
+    @property
+    def index(self) -> str:
+        return f"{self.whole}.index.json"
+
+
+def _read_torch(path: Path) -> WeightFile:
+    from pipeline.checkpoint.readers.torch_file import read_torch_header
+
+    return read_torch_header(path)
+
+
+# The first format found wins: the same weights in the second one are left alone.
+_FORMATS = (
+    _Format("safetensors", "model.safetensors", "*.safetensors", read_safetensors_header),
+    _Format("torch", "pytorch_model.bin", "pytorch_model*.bin", _read_torch),
+)
+
+
+class ModelFolder:
+    """A folder with config.json and weights. See :class:`TensorSource`."""
 
     def __init__(self, path: Path) -> None:
         """Open the folder and verify every header.
@@ -31,18 +57,19 @@ class SafetensorsFolder:
         self.path = path
         self.config: Mapping[str, Any] = load_config(path / "config.json")
         self.warnings: tuple[str, ...] = ()
-        index = path / "model.safetensors.index.json"
+        form, names = choose_files(path)
+        self.kind = form.kind
+        index = path / form.index
         self._promised = read_index(index) if index.is_file() else None
-        shards = sorted(set(self._promised.values())) if self._promised is not None else choose_files(path)
-        self._shards = tuple(path / name for name in shards)
-        self.ignored_files: Mapping[str, str] = ignored_files(path, used=shards, indexed=self._promised is not None)
+        self._shards = tuple(path / name for name in names)
+        self.ignored_files: Mapping[str, str] = ignored_files(path, used=names, indexed=self._promised is not None)
         self._files = OpenFiles()
         self._offsets: dict[str, int] = {}
         tensors: dict[str, TensorInfo] = {}
         for shard in self._shards:
             if not shard.is_file():
                 raise SourceError(f"{shard}: is missing; {index.name} names it", hint="fetch the model again")
-            header = read_safetensors_header(shard)
+            header = form.read_header(shard)
             for name, info in header.tensors.items():
                 if name in tensors and self._promised is None:
                     raise SourceError(f"{shard}: {name} is also in {tensors[name].file.name}; expected it once")
@@ -98,23 +125,27 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def choose_files(path: Path) -> list[str]:
-    """Choose the weight files of a folder without an index.
+def choose_files(path: Path) -> tuple[_Format, list[str]]:
+    """Choose the weight files of a folder.
 
-    ``model.safetensors`` alone if it is there; else every safetensors file whose tensors have Hugging Face names.
+    For each format: what the index names; else the usual single file; else every file whose tensors have Hugging Face
+    names.
 
     Raises:
         SourceError: There is none.
     """
-    if (path / "model.safetensors").is_file():
-        return ["model.safetensors"]
-    names = [file.name for file in sorted(path.glob("*.safetensors"))]
-    chosen = [name for name in names if recognised(read_safetensors_header(path / name).tensors)]
-    if chosen:
-        return chosen
+    for form in _FORMATS:
+        if (path / form.index).is_file():
+            return form, sorted(set(read_index(path / form.index).values()))
+        if (path / form.whole).is_file():
+            return form, [form.whole]
+        names = [file.name for file in sorted(path.glob(form.shards))]
+        chosen = [name for name in names if recognised(form.read_header(path / name).tensors)]
+        if chosen:
+            return form, chosen
     present = ", ".join(sorted(file.name for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES)) or "none"
     raise SourceError(
-        f"{path}: no recognised weights; expected model.safetensors, shards with an index, or a .gguf file",
+        f"{path}: no recognised weights; expected model.safetensors, pytorch_model.bin, shards with an index, or .gguf",
         hint=f"weight files there: {present}",
     )
 

@@ -6,32 +6,18 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.dtypes import from_code, itemsize
-from pipeline.checkpoint.readers.base import TensorInfo, refuse_placeholder
+from pipeline.checkpoint.readers.base import TensorInfo, WeightFile, refuse_placeholder
 from pipeline.errors import SourceError
 
 # The format's own limit on the header.
 _HEADER_LIMIT = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsFile:
-    """Header of a safetensors file.
-
-    Attributes:
-        tensors: Name to tensor.
-        offsets: Name to the byte position of its data in the file.
-    """
-
-    tensors: Mapping[str, TensorInfo]
-    offsets: Mapping[str, int]
-
-
-def read_safetensors_header(path: Path) -> SafetensorsFile:
+def read_safetensors_header(path: Path) -> WeightFile:
     """Read and verify the header: types known, data contiguous, length as announced.
 
     Raises:
@@ -65,7 +51,7 @@ def read_safetensors_header(path: Path) -> SafetensorsFile:
         offsets[name] = 8 + length + begin
     if size != 8 + length + end:
         raise _truncated(path, size, 8 + length + end)
-    return SafetensorsFile(tensors, offsets)
+    return WeightFile(tensors, offsets)
 
 
 def _begin(path: Path, name: str, entry: Any) -> tuple[int, int]:
