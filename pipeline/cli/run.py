@@ -113,7 +113,8 @@ def _show(made: Made, request: Request) -> None:
             ["next", _command("serve", request.arguments)],
         ]
     )
-    body = json.dumps({"model": spec.model.name, "messages": [{"role": "user", "content": "Hello!"}]})
+    served = spec.frontend.served_model or spec.model.name
+    body = json.dumps({"model": served, "messages": [{"role": "user", "content": "Hello!"}]})
     url = f"http://{spec.frontend.host}:{spec.frontend.port}/v1"
     output.line(f"           curl {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}")
 

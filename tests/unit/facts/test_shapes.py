@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from pipeline.config.compose import conf_root
 from pipeline.facts.architecture import Architecture
