@@ -11,7 +11,7 @@ from pipeline.graph.dag import key_document, topological
 from pipeline.stages.base import Stage, Unresolved
 from pipeline.store.explain import explain
 from pipeline.store.keys import KeyDocument, action_key, content_key
-from pipeline.store.record import Record
+from pipeline.store.record import Record, contents
 from pipeline.store.store import Hit, Store
 
 Status = Literal["hit", "miss", "unknown"]
@@ -65,9 +65,9 @@ def _look_up(spec: Spec, document: KeyDocument, known: dict[str, StagePlan], sto
     found = store.lookup(key)
     if isinstance(found, Hit):
         return StagePlan(document.stage, key, "hit", "same inputs", found.record)
-    inputs = {name: record.artefact for name in document.inputs if (record := known[name].record)}
+    inputs = {name: record for name in document.inputs if (record := known[name].record)}
     if len(inputs) == len(document.inputs):
-        found = store.lookup(content_key(document, inputs))
+        found = store.lookup(content_key(document, contents(inputs)))
         if isinstance(found, Hit):
             return StagePlan(document.stage, key, "hit", "inputs have the same content as before", found.record)
     return StagePlan(document.stage, key, "miss", explain(store, spec.name, document))

@@ -34,7 +34,7 @@ from pipeline.stages.base import Stage, StageContext
 from pipeline.store.explain import explain
 from pipeline.store.faults import is_disk_full, store_error, store_errors
 from pipeline.store.keys import action_key, content_key
-from pipeline.store.record import Record
+from pipeline.store.record import Record, contents
 from pipeline.store.store import Hit, Store
 
 # A progress callback may come for every tensor; eyes need ten a second.
@@ -123,7 +123,6 @@ class _Step:
         self, spec: Spec, stage: Stage, store: Store, emit: Emit, log_dir: Path, done: Mapping[str, StageResult]
     ) -> None:
         self._spec, self._stage, self._store, self._emit, self._log_dir = spec, stage, store, emit, log_dir
-        self._done = done
         self._inputs = {name: done[name] for name in stage.inputs}
         self._records = {name: result.record for name, result in self._inputs.items()}
         self._document = key_document(stage, spec, {name: result.key for name, result in self._inputs.items()})
@@ -145,8 +144,7 @@ class _Step:
         found = self._store.lookup(self._key)
         if isinstance(found, Hit):
             return found, "same inputs"
-        artefacts = {name: record.artefact for name, record in self._records.items()}
-        found = self._store.lookup(content_key(self._document, artefacts))
+        found = self._store.lookup(content_key(self._document, contents(self._records)))
         if isinstance(found, Hit):
             adopted = self._store.adopt(found, self._document, self._records)
             return adopted, "inputs have the same content as before"
@@ -173,7 +171,7 @@ class _Step:
                 context = StageContext(
                     spec=self._spec,
                     inputs={input_name: result.path for input_name, result in self._inputs.items()},
-                    records={name: result.record for name, result in self._done.items()},
+                    records=self._records,
                     out=folder,
                     log=log,
                     log_path=log_path,

@@ -26,7 +26,8 @@ class StageContext:
     Attributes:
         spec: The frozen job.
         inputs: Read-only artefact folders of the upstream stages, by stage name.
-        records: What is known of every stage that finished before this one, by name: digests, files, facts.
+        records: What is known of the same stages: digests, files, facts. A stage sees what it declares, because its key
+            covers just that.
         out: Empty folder to write into; published by the store when ``run`` returns and ``check`` agrees.
         log: Goes to the stage's log file.
         log_path: That file, for the output of started programs.

@@ -24,7 +24,7 @@ class EmitStage:
 
     name = "emit"
     version = 1
-    inputs: tuple[str, ...] = ("convert", "build", "validate")
+    inputs: tuple[str, ...] = ("fetch", "convert", "build", "baseline", "validate")
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
         """Return what the emitted files say besides the model itself."""

@@ -53,16 +53,16 @@ def action_key(document: KeyDocument) -> str:
     return _digest("action", document, document.inputs)
 
 
-def content_key(document: KeyDocument, artefacts: Mapping[str, str]) -> str:
+def content_key(document: KeyDocument, contents: Mapping[str, str]) -> str:
     """Return the key of the same work by what its inputs contain.
 
     It finds a finished result when an input was made in another way but came out the same.
 
     Args:
         document: What decides the output; its input keys do not count here.
-        artefacts: Digest of each input's artefact, by stage name.
+        contents: Digest of what is to be seen of each input, by stage name.
     """
-    return _digest("content", document, artefacts)
+    return _digest("content", document, contents)
 
 
 def _digest(kind: str, document: KeyDocument, inputs: Mapping[str, str]) -> str:

@@ -56,12 +56,19 @@ class Record:
         return sum(entry.size for entry in self.entries)
 
 
+def contents(records: Mapping[str, Record]) -> dict[str, str]:
+    """Return, by stage name, a digest of what a later stage can see of a result: its files and its facts."""
+    return {
+        name: hashlib.sha256(canonical_json([record.artefact, record.facts])).hexdigest()
+        for name, record in records.items()
+    }
+
+
 def to_bytes(record: Record) -> bytes:
     """Serialize a record, with a checksum over it."""
     body = asdict(record)
     body["document"]["identity"] = dict(record.document.identity)
     body["entries"] = [[e.path, e.kind, e.size, e.sha256] for e in record.entries]
-    body["facts"] = plain(record.facts)
     checksum = hashlib.sha256(canonical_json(body)).hexdigest()
     return json.dumps({"format": FORMAT, "sha256": checksum, "body": body}, indent=1).encode("ascii") + b"\n"
 

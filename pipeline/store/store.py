@@ -32,7 +32,7 @@ from pipeline.store import files, locks
 from pipeline.store.digest import Entry, damage, list_tree, tree_digest
 from pipeline.store.faults import store_error, store_errors
 from pipeline.store.keys import KeyDocument, action_key, content_key
-from pipeline.store.record import DamagedRecord, Record, from_bytes, to_bytes
+from pipeline.store.record import DamagedRecord, Record, contents, from_bytes, plain, to_bytes
 
 NEVER_BUILT = "never built"
 
@@ -244,13 +244,13 @@ class Store:
             path = self._place(folder, entries)
         record = Record(
             key=action_key(document),
-            content_key=content_key(document, artefacts),
+            content_key=content_key(document, contents(inputs)),
             job=job,
             document=document,
             input_artefacts=artefacts,
             artefact=path.name,
             entries=entries,
-            facts=facts,
+            facts=plain(facts),
             versions=versions,
             seconds=round(seconds, 3),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

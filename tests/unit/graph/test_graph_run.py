@@ -70,6 +70,27 @@ def test_run_stops_early_where_the_content_is_the_same_again(toy: Toy) -> None:
     assert go(toy).all_hits
 
 
+def test_run_does_not_stop_early_where_facts_differ_that_a_stage_may_report(toy: Toy) -> None:
+    source = "the hub"
+
+    def work(context: StageContext) -> None:
+        context.facts["source"] = source
+
+    toy.fetch.work = work
+
+    def report(context: StageContext) -> None:
+        assert set(context.records) == {"fetch", "convert"}
+        (context.out / "source").write_text(context.records["fetch"].facts["source"])
+
+    toy.emit.work = report
+    go(toy)
+    toy.ran()
+    toy.fetch.version, source = 2, "a wheel"
+    result = go(toy)
+    assert toy.ran() == ["fetch", "convert", "emit"]
+    assert (result.artefact("emit") / "source").read_text() == "a wheel"
+
+
 def test_two_models_in_one_path_with_equal_size_and_time_are_two_models(toy: Toy, tmp_path: Path) -> None:
     source = tmp_path / "model.bin"
 

@@ -20,7 +20,7 @@ from pipeline.store.digest import list_tree, tree_digest
 from pipeline.store.explain import explain
 from pipeline.store.inspect import verify
 from pipeline.store.keys import KeyDocument, action_key, canonical_json, content_key
-from pipeline.store.record import Record
+from pipeline.store.record import Record, contents
 from pipeline.store.store import Hit, Miss, Store
 
 DOCUMENT = KeyDocument("convert", 1, {"precision": {"dtype": "float16"}, "tp": 1}, {"fetch": "0" * 64})
@@ -310,7 +310,7 @@ def test_equal_inputs_made_otherwise_find_the_result_by_content(store: Store) ->
     again = publish(store, KeyDocument("fetch", 2, {}, {}), {"model": "m"})
     wanted = KeyDocument("convert", 1, {}, {"fetch": again.record.key})
     assert isinstance(store.lookup(action_key(wanted)), Miss)
-    found = store.lookup(content_key(wanted, {"fetch": again.record.artefact}))
+    found = store.lookup(content_key(wanted, contents({"fetch": again.record})))
     assert isinstance(found, Hit)
     with store.session():
         store.adopt(found, wanted, {"fetch": again.record})
