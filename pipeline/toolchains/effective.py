@@ -159,6 +159,27 @@ def speculative_sizes(view: BuildView) -> list[Change]:
     return changes
 
 
+def token_sizes(view: BuildView) -> list[Change]:
+    """Compute what other options make of ``max_num_tokens`` and ``opt_num_tokens``."""
+    tokens, block = view.number("max_num_tokens"), view.number("tokens_per_block")
+    longest, optimum = view.number("max_input_len"), view.number("opt_num_tokens")
+    changes = []
+    if not view.is_on("remove_input_padding") and view.number("max_seq_len"):
+        padded = view.number("max_batch_size") * view.number("max_seq_len")
+        why = "without remove_input_padding it is max_batch_size × max_seq_len"
+        return [Change("num-tokens-ignored", "max_num_tokens", padded, why, "build.flags.remove_input_padding=enable")]
+    if not view.is_on("context_fmha") and tokens < longest:
+        why = f"without context_fmha a step must hold a whole prompt of max_input_len={longest}"
+        changes.append(Change("num-tokens-raised-to-input", "max_num_tokens", longest, why))
+    if view.is_on("context_fmha") and view.is_passed("tokens_per_block") and tokens < block:
+        why = f"a step must hold one cache block of {block} tokens, and chunked context becomes mandatory"
+        changes.append(Change("num-tokens-raised-to-block", "max_num_tokens", block, why))
+    if optimum > tokens:
+        why = "it cannot exceed max_num_tokens"
+        changes.append(Change("opt-num-tokens-capped", "opt_num_tokens", tokens, why))
+    return changes
+
+
 def gemm_plugin(view: BuildView) -> list[Change]:
     """NVFP4 builds turn their GEMM plugin on unless it is disabled in so many words."""
     if view.algorithm == "NVFP4" and view.value("gemm_plugin") not in ("disable", "nvfp4"):
@@ -173,6 +194,7 @@ def silent_changes(view: BuildView) -> list[Change]:
         lambda v: attention_options(v)[1],
         fusion_options,
         speculative_sizes,
+        token_sizes,
         gemm_plugin,
     )
     return [change for part in parts for change in part(view)]

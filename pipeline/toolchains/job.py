@@ -153,6 +153,7 @@ class ToolJob:
         gpu_count: GPUs of the machine; None when not known.
         gpu_memory_bytes: Memory of one GPU; None when not known.
         parameters: Weights of the model; None when not known.
+        experts: Experts of a layer; 0 for dense models or when not known.
         tp: Tensor parallel size.
         pp: Pipeline parallel size.
         cp: Context parallel size.
@@ -188,6 +189,7 @@ class ToolJob:
     gpu_count: int | None = None
     gpu_memory_bytes: int | None = None
     parameters: int | None = None
+    experts: int = 0
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -321,6 +323,7 @@ def job_from_spec(
         gpu_count=spec.hardware.count or None,
         gpu_memory_bytes=spec.hardware.memory_bytes or None,
         parameters=parameter_count(architecture) if architecture else None,
+        experts=architecture.num_experts if architecture else 0,
         tp=parallel.tp,
         pp=parallel.pp,
         cp=parallel.cp,

@@ -44,6 +44,41 @@ def paged_context_needed(view: BuildView) -> Iterator[Finding]:
         yield _note("warning", "long-prompts-fail", view, "max_input_len", message, f"limits.max_input_len={tokens}")
 
 
+def input_length(view: BuildView) -> Iterator[Finding]:
+    """Without packed input or fused attention the prompt length sizes the engine."""
+    off = [key for key in ("remove_input_padding", "context_fmha") if not view.is_on(key)]
+    if off and not view.is_passed("max_input_len"):
+        message = f"max_input_len must be given when {' and '.join(off)} is off: it sizes the engine then"
+        yield _error("input-len-needed", view, "max_input_len", message, "set limits.max_input_len")
+
+
+def cache_block(view: BuildView) -> Iterator[Finding]:
+    """Cache blocks hold a power of two tokens."""
+    block = view.number("tokens_per_block")
+    if block < 1 or block & (block - 1):
+        message = f"tokens_per_block={block} is no power of two (estimated to be refused)"
+        yield _note("warning", "tokens-per-block", view, "tokens_per_block", message, "build.flags.tokens_per_block=32")
+
+
+def experts(view: BuildView) -> Iterator[Finding]:
+    """Expert sizes must multiply to tp, and experts must divide."""
+    job = view.job
+    if job.moe_tp <= 0 and job.moe_ep <= 0:
+        return
+    ep = job.moe_ep if job.moe_ep > 0 else job.tp // job.moe_tp
+    tp = job.moe_tp if job.moe_tp > 0 else job.tp // ep
+    if tp * ep != job.tp:
+        message = f"moe_tp × moe_ep = {tp} × {ep}, expected parallel.tp={job.tp}"
+        sizes = ", ".join(str(size) for size in range(1, job.tp + 1) if job.tp % size == 0)
+        yield Finding("moe-sizes", "error", "parallel.moe_ep", message, f"valid sizes: {sizes}")
+    if ep > 1 and job.cp > 1:
+        message = f"expert parallelism (moe_ep={ep}) cannot be combined with context parallelism (cp={job.cp})"
+        yield Finding("moe-with-cp", "error", "parallel.moe_ep", message, "parallel.cp=1")
+    if ep > 1 and job.experts % ep:
+        message = f"{job.experts} experts do not divide by moe_ep={ep} (estimated to fail)"
+        yield Finding("moe-experts", "warning", "parallel.moe_ep", message, "choose a divisor of the experts")
+
+
 def context_logits(view: BuildView) -> Iterator[Finding]:
     """Context logits exclude drafts and prevent KV cache reuse from saving prompt work."""
     for key in ("gather_context_logits", "gather_all_token_logits"):
@@ -205,6 +240,9 @@ def build_config_file(view: BuildView) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     paged_context_needed,
+    input_length,
+    cache_block,
+    experts,
     context_logits,
     generation_logits,
     profiles,

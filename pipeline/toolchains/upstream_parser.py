@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,15 @@ def parse_with(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Parsed:
         return Parsed(values=vars(parser.parse_args(list(argv))))
     except Rejected as rejected:
         return Parsed(error=str(rejected))
+
+
+def parse_or_exit(table: Mapping[str, Any], argv: Sequence[str], *, prog: str) -> Mapping[str, Any]:
+    """Parse as the tool does on a command line: a rejection goes to standard error and ends the process with code 2."""
+    parsed = parse_like_upstream(table, argv, prog=prog)
+    if not parsed.accepted:
+        sys.stderr.write(f"{build_parser(table, prog).format_usage()}{prog}: error: {parsed.error}\n")
+        raise SystemExit(2)
+    return parsed.values
 
 
 def _argument(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import pytest
 from toolchain_jobs import job, only, rules_of
 
 from pipeline.toolchains.effective import attention_options, change_findings, silent_changes
-from pipeline.toolchains.job import Speculative, find_family
+from pipeline.toolchains.job import Limits, Speculative, find_family
 from pipeline.toolchains.options import BuildView
 from pipeline.toolchains.release import load_release
+
+SMALL = Limits(max_batch_size=8, max_input_len=512, max_seq_len=1024, max_num_tokens=32, max_beam_width=1)
 
 
 def view(algorithm: str = "none", *, release: str = "1.2.1", family: str = "llama", **values: Any) -> BuildView:
@@ -116,6 +118,10 @@ def _straight(algorithm: str, kv: str, sm: int, context: str, paged: str, fp8: s
         ("none", {"flags": {"nccl_plugin": "float16"}}, "nccl-plugin-set"),
         ("none", {"tp": 2, "flags": {"nccl_plugin": "disable"}}, "nccl-plugin-set"),
         ("NVFP4", {"sm": 100}, "gemm-plugin-nvfp4"),
+        ("none", {"flags": {"remove_input_padding": False}}, "num-tokens-ignored"),
+        ("none", {"flags": {"context_fmha": False}, "limits": SMALL}, "num-tokens-raised-to-input"),
+        ("none", {"flags": {"tokens_per_block": 64}, "limits": SMALL}, "num-tokens-raised-to-block"),
+        ("none", {"flags": {"opt_num_tokens": 9000}}, "opt-num-tokens-capped"),
         ("none", {"speculative": Speculative("draft_tokens_external", 5)}, "sequence-grows-with-drafts"),
         ("none", {"speculative": Speculative("draft_tokens_external", 2000)}, "num-tokens-raised-for-drafts"),
     ],
@@ -163,5 +169,7 @@ def test_drafts_enlarge_sizes_by_the_stated_amount() -> None:
     # 4096 + 5 drafts; 8 sequences × (2000 + 1).
     assert flags_of(view(speculative=Speculative("draft_tokens_external", 5)))["max_seq_len"] == 4101
     assert flags_of(view(speculative=Speculative("draft_tokens_external", 2000)))["max_num_tokens"] == 16008
+    # 8 sequences × 4096 tokens, padded.
+    assert flags_of(view(flags={"remove_input_padding": False}))["max_num_tokens"] == 32768
     # EAGLE adds its layers.
     assert flags_of(view(speculative=Speculative("eagle", 5, eagle_layers=4)))["max_seq_len"] == 4105

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.toolchains import upstream_parser
 from pipeline.toolchains.release import DATA, load_release
-from pipeline.toolchains.upstream_parser import load_table, parse_like_upstream
+from pipeline.toolchains.upstream_parser import load_table, parse_like_upstream, parse_or_exit
 
 BUILD = load_table(DATA / "flags" / "trtllm-build_1_2_1.json")
 LLAMA = load_table(DATA / "flags" / "convert_llama_0_20_0.json")
@@ -104,3 +104,13 @@ def test_load_table_refuses_other_json(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ValueError, match="not a flag table"):
         load_table(tmp_path / "x.json")
+
+
+def test_parse_or_exit_ends_like_the_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_or_exit(BUILD, ["--dry_run"], prog="trtllm-build")["dry_run"] is True
+    with pytest.raises(SystemExit) as ended:
+        parse_or_exit(BUILD, ["--nope"], prog="trtllm-build")
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: trtllm-build [--checkpoint_dir CHECKPOINT_DIR]")
+    assert printed.endswith("trtllm-build: error: unrecognized arguments: --nope\n")
