@@ -6,8 +6,8 @@ product of many rows with few tokens can be cut into blocks of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,13 @@ def _multiply_rows(weight: F32, x: F32, out: F32) -> None:
         np.matmul(weight[even:], x, out=out[even:])
 
 
+class Prepare(Protocol):
+    """What happens to the input of a linear layer before the product: scaling, rounding to 8 bits."""
+
+    def __call__(self, x: F32) -> F32:
+        """Return the prepared [K, T]; the argument is left as it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A linear layer in float32.
@@ -80,12 +87,12 @@ class Linear:
     Attributes:
         weight: [N, K] float32, contiguous.
         bias: [N, 1] float32 or None.
-        prepare: What happens to the input first (scaling, quantization): [K, T] to [K, T]; None for nothing.
+        prepare: What happens to the input first; None for nothing.
     """
 
     weight: F32
     bias: F32 | None = None
-    prepare: Callable[[F32], F32] | None = None
+    prepare: Prepare | None = None
 
     def __call__(self, x: F32, workers: Workers) -> F32:
         """Return [N, T] for x [K, T]."""
@@ -95,6 +102,17 @@ class Linear:
         if self.bias is not None:
             out += self.bias
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Linear layers of one input that cannot be one matrix, since each prepares the input in its own way."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, x: F32, workers: Workers) -> F32:
+        """Return the outputs below each other: [sum of N, T]."""
+        return np.concatenate([part(x, workers) for part in self.parts])
 
 
 class Arena:

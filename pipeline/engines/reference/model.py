@@ -6,28 +6,28 @@ Hidden states are feature-major, [h, T] float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .attention import AttentionRule, KvCache, Segment, attend
 from .config import ModelConfig
-from .linear import Linear, multiply, multiply_to_rows
+from .linear import Linear, multiply_to_rows
 from .rope import RotaryTable, rotate
 from .threads import Workers
 
 F32 = npt.NDArray[np.float32]
-Activation = Callable[[F32], F32]
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm, or LayerNorm when it has a bias, over the first axis.
+    """RMSNorm, or LayerNorm when it has a bias.
 
     Attributes:
-        weight: [h, 1] float32.
+        weight: [h, 1] float32, for feature-major states.
         bias: [h, 1] float32 or None.
     """
 
@@ -47,48 +47,43 @@ class Norm:
             out += self.bias
         return out
 
-
-def silu(x: F32) -> F32:
-    """Return x * sigmoid(x)."""
-    # NOTE: exp overflows to inf for x below -88, and x / inf is the right answer, 0.
-    with np.errstate(over="ignore"):
-        out = np.exp(-x)
-    out += np.float32(1)
-    np.divide(x, out, out=out)
-    return out
+    def heads(self, x: F32) -> None:
+        """Normalize each head of ``x`` [T, H, d] in place; the weight has d rows."""
+        power = np.square(x).mean(axis=-1, keepdims=True)
+        power += np.float32(self.epsilon)
+        x /= np.sqrt(power)
+        x *= self.weight[:, 0]
 
 
-@dataclass(frozen=True, slots=True)
-class Mlp:
-    """Gated MLP: proj(act(fc(x)) * gate(x)).
-
-    Attributes:
-        fc_gate: Rows of fc, then rows of gate.
-    """
-
-    fc_gate: Linear
-    proj: Linear
-    act: Activation
+class Block(Protocol):
+    """A part of a layer that maps hidden states to hidden states, both [h, T]."""
 
     def __call__(self, x: F32, workers: Workers) -> F32:
-        """Return [h, T] for x [h, T]."""
-        both = self.fc_gate(x, workers)
-        middle = both.shape[0] // 2
-        active = self.act(both[:middle])
-        active *= both[middle:]
-        return self.proj(active, workers)
+        """Return what is added to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer."""
+    """One decoder layer.
+
+    Attributes:
+        qkv: Rows of all queries, then keys, then values.
+        q_norm: Over each head of the queries, as ``k_norm`` of the keys; None for none.
+        after_attention: Norm of the attention's output, as ``after_mlp`` of the MLP's; None for none.
+        rotary: Which of the model's tables rotates; None for none.
+    """
 
     input_norm: Norm
     qkv: Linear
     dense: Linear
-    post_norm: Norm
-    mlp: Mlp
+    mlp_norm: Norm
+    mlp: Block
     attention: AttentionRule
+    rotary: int | None = 0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    after_attention: Norm | None = None
+    after_mlp: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +91,28 @@ class Model:
     """A whole model, joined from its ranks.
 
     Attributes:
+        max_seq_len: Positions there are tables for.
         embedding: [V, h] float32.
         head: [V, h] float32; the embedding itself when the two are equal.
+        rotaries: Tables that layers refer to.
+        positions: Learned position embedding [max_seq_len, h] float32 or None.
     """
 
     config: ModelConfig
+    max_seq_len: int
     embedding: F32
     layers: tuple[Layer, ...]
     final_norm: Norm
     head: F32
-    rotary: RotaryTable
-
-    @property
-    def max_seq_len(self) -> int:
-        """Positions there are tables for."""
-        return int(self.rotary.cos.shape[0])
+    rotaries: tuple[RotaryTable, ...]
+    positions: F32 | None = None
 
     def probe(self, workers: Workers) -> None:
         """Run the products of two layers for one token, to measure how fast they are."""
+        x = np.zeros((self.config.hidden_size, 1), np.float32)
         for layer in self.layers[:2]:
-            for linear in (layer.qkv, layer.dense, layer.mlp.fc_gate, layer.mlp.proj):
-                multiply(linear.weight, np.zeros((linear.weight.shape[1], 1), np.float32), workers)
+            layer.qkv(x, workers)
+            layer.mlp(x, workers)
 
     def new_cache(self) -> KvCache:
         """Return an empty cache for one sequence."""
@@ -128,24 +124,49 @@ class Model:
         The caches of the segments gain the new tokens, but their ``length`` is the caller's to move.
         """
         positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
-        x = np.ascontiguousarray(self.embedding[token_ids].T)
-        cos, sin = self.rotary.rows(positions)
+        x = self._embed(token_ids, positions)
+        rotations = [table.rows(positions) for table in self.rotaries]
         for index, layer in enumerate(self.layers):
-            x += self._attend(layer, index, layer.input_norm(x), (cos, sin), segments, workers)
-            x += layer.mlp(layer.post_norm(x), workers)
+            rotation = None if layer.rotary is None else rotations[layer.rotary]
+            added = self._attend(layer, index, layer.input_norm(x), rotation, segments, workers)
+            x += added if layer.after_attention is None else layer.after_attention(added)
+            added = layer.mlp(layer.mlp_norm(x), workers)
+            x += added if layer.after_mlp is None else layer.after_mlp(added)
         return self.final_norm(x)
 
     def logits(self, hidden: F32, workers: Workers) -> F32:
         """Return [T, V] float32 for hidden states [h, T]."""
-        return multiply_to_rows(self.head, hidden, workers)
+        logits = multiply_to_rows(self.head, hidden, workers)
+        if self.config.final_softcap is not None:
+            logits /= np.float32(self.config.final_softcap)
+            np.tanh(logits, out=logits)
+            logits *= np.float32(self.config.final_softcap)
+        return logits
+
+    def _embed(self, token_ids: npt.NDArray[np.intp], positions: npt.NDArray[np.intp]) -> F32:
+        x = self.embedding[token_ids]
+        if self.config.family.scale_embedding:
+            x *= np.float32(self.config.hidden_size**0.5)
+        if self.positions is not None:
+            x += self.positions[positions]
+        return np.ascontiguousarray(x.T)
 
     def _attend(
-        self, layer: Layer, index: int, x: F32, rotation: tuple[F32, F32], segments: Sequence[Segment], workers: Workers
+        self,
+        layer: Layer,
+        index: int,
+        x: F32,
+        rotation: tuple[F32, F32] | None,
+        segments: Sequence[Segment],
+        workers: Workers,
     ) -> F32:
-        config = self.config
-        heads, kv_heads = config.heads, config.kv_heads
-        packed = np.ascontiguousarray(layer.qkv(x, workers).T).reshape(-1, heads + 2 * kv_heads, config.head_size)
-        rotate(packed[:, : heads + kv_heads], *rotation)
+        heads, kv_heads = self.config.heads, self.config.kv_heads
+        packed = np.ascontiguousarray(layer.qkv(x, workers).T).reshape(-1, heads + 2 * kv_heads, self.config.head_size)
         q, k, v = np.split(packed, (heads, heads + kv_heads), axis=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            layer.q_norm.heads(q)
+            layer.k_norm.heads(k)
+        if rotation is not None:
+            rotate(packed[:, : heads + kv_heads], *rotation)
         gathered = attend(np.ascontiguousarray(q), k, v, segments, index, layer.attention, workers)
         return layer.dense(np.ascontiguousarray(gathered.T), workers)

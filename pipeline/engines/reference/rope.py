@@ -18,30 +18,40 @@ from .errors import EngineError
 F32 = npt.NDArray[np.float32]
 
 
-def inverse_frequencies(dim: int, base: float, scaling: Mapping[str, Any] | None) -> npt.NDArray[np.float64]:
-    """Return the rotation per position of each dimension pair: [dim/2] radians, float64.
+def inverse_frequencies(
+    dim: int, base: float, scaling: Mapping[str, Any] | None, length: int
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the rotation per position of each dimension pair, [dim/2] radians, and a factor of cosines and sines.
 
     Source: RoFormer, arXiv 2104.09864, section 3.2.2; ``linear``: position interpolation, arXiv 2306.15595; ``llama3``:
     wavelengths longer than the original context are stretched by ``factor``, short ones kept, blended in between
-    (Llama 3.1 model card).
+    (Llama 3.1 model card); ``longrope``: one factor per pair, arXiv 2402.13753.
+
+    Args:
+        dim: Rotated dimensions of a head.
+        base: Of the geometric series of wavelengths.
+        scaling: The config's object, None for none.
+        length: Longest sequence; longrope has one set of factors for the original context and one for beyond.
 
     Raises:
         EngineError: The kind of scaling is unknown or lacks a value.
     """
     plain = base ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     if not scaling:
-        return plain
+        return plain, 1.0
     kind = scaling.get("type", scaling.get("rope_type", "none"))
     try:
         if kind in ("none", "default"):
-            return plain
+            return plain, 1.0
         if kind == "linear":
-            return plain / float(scaling.get("factor", 1.0))
+            return plain / float(scaling.get("factor", 1.0)), 1.0
         if kind == "llama3":
-            return _llama3(plain, scaling)
+            return _llama3(plain, scaling), 1.0
+        if kind in ("longrope", "su"):
+            return _longrope(plain, scaling, length)
     except KeyError as error:
         raise EngineError(f"rotary_scaling of type {kind!r} lacks {error.args[0]!r}") from error
-    raise EngineError(f"rotary_scaling type {kind!r} is not supported; known are default, linear and llama3")
+    raise EngineError(f"rotary_scaling type {kind!r} is not supported; known are default, linear, llama3, longrope")
 
 
 def _llama3(plain: npt.NDArray[np.float64], scaling: Mapping[str, Any]) -> npt.NDArray[np.float64]:
@@ -53,6 +63,17 @@ def _llama3(plain: npt.NDArray[np.float64], scaling: Mapping[str, Any]) -> npt.N
     return keep * plain + (1 - keep) * plain / factor
 
 
+def _longrope(
+    plain: npt.NDArray[np.float64], scaling: Mapping[str, Any], length: int
+) -> tuple[npt.NDArray[np.float64], float]:
+    original = int(scaling["original_max_position_embeddings"])
+    factors = np.asarray(scaling["long_factor" if length > original else "short_factor"], np.float64)
+    if factors.shape != plain.shape:
+        raise EngineError(f"rotary_scaling has {factors.size} factors; expected {plain.size}, one per dimension pair")
+    stretch = int(scaling["max_position_embeddings"]) / original
+    return plain / factors, math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
     """Cosines and sines of every position: [max_seq_len, r/2] float32 each."""
@@ -61,14 +82,14 @@ class RotaryTable:
     sin: F32
 
     @classmethod
-    def build(cls, frequencies: npt.NDArray[np.float64], length: int) -> RotaryTable:
-        """Make the table for positions 0 .. length-1.
+    def build(cls, frequencies: npt.NDArray[np.float64], length: int, factor: float = 1.0) -> RotaryTable:
+        """Make the table for positions 0 .. length-1, multiplied by ``factor``.
 
         Precision: frequencies and angles are rounded to float32, as TensorRT-LLM and transformers do; at position 8000
         that moves an angle by up to 5e-4.
         """
         angles = np.outer(np.arange(length, dtype=np.float32), frequencies.astype(np.float32))
-        return cls(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+        return cls(np.float32(factor) * np.cos(angles), np.float32(factor) * np.sin(angles))
 
     def rows(self, positions: npt.NDArray[np.intp]) -> tuple[F32, F32]:
         """Return cosines and sines for some positions, shaped [T, 1, r/2] to broadcast over heads."""

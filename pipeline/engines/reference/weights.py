@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from .config import ModelConfig
 from .errors import EngineError
-from .safetensors_file import SafetensorsFile
+from .safetensors_file import SafetensorsFile, to_float32
 
 Array = npt.NDArray[Any]
 Join = Literal["same", "rows", "columns", "qkv", "halves"]
 
 # Derived by the original loader from the config, or redundant; nothing is lost when they are ignored.
 DERIVED = re.compile(
-    r"rotary_inv_freq|embed_positions(_for_gpt_attention)?|.*\.clamp_val"
+    r"rotary_inv_freq|embed_positions(_for_gpt_attention)?|.*\.clamp_val|.*_layernorm\.scale_to_int"
     r"|.*\.attention\.(kv_cache_rcp|k_cache|v_cache)_scaling_factor"
 )
 
@@ -51,22 +51,28 @@ class Checkpoint:
             name: With the global layer number, ``transformer.layers.7.mlp.fc.weight``.
             join: How the parts of the tensor parallel ranks fit together. ``same``: equal copies. ``rows`` and
                 ``columns``: along the first and the last axis. ``qkv``: each rank holds rows of q, of k and of v.
-                ``halves``: each rank holds rows of two matrices, along the last axis but one.
+                ``halves``: each rank holds rows of two matrices, along the last axis but one (of a vector, its own).
             shape: What the joined tensor must have. A first axis that is longer only by vocabulary padding is cut.
 
         Raises:
             EngineError: The tensor is missing on a rank, has another shape, or copies differ.
         """
+        return self._whole(name, join, shape, is_vector=False)
+
+    def stored_size(self, name: str) -> int:
+        """Return how many items the tensor has on the first rank of its stage; 0 when it is missing."""
+        if not self.has(name):
+            return 0
         stage, local = self._locate(name)
-        parts = [self._part(stage * self.config.tp + rank, local, name) for rank in range(self.config.tp)]
-        whole = self._join(name, parts, join)
-        padding = whole.shape[0] - shape[0] if whole.ndim and shape else 0
-        if join == "rows" and shape[0] == self.config.vocab_size and 0 < padding < self.config.tp:
-            whole = whole[: shape[0]]
-        if whole.shape != shape:
-            joined = f" after joining tp {self.config.tp}" if self.config.tp > 1 else ""
-            raise EngineError(f"{self.folder}: {name} has shape {whole.shape}{joined}; the config expects {shape}")
-        return whole
+        return int(self._ranks[stage * self.config.tp].tensor(local).size)
+
+    def vector(self, name: str, join: Join, size: int) -> npt.NDArray[np.float32]:
+        """Return a tensor of one long axis, stored as [size], [1, size] or a scalar, widened to float32 [size].
+
+        Raises:
+            EngineError: As for :meth:`tensor`.
+        """
+        return to_float32(self._whole(name, join, (size,), is_vector=True))
 
     def require_all_used(self) -> None:
         """Refuse a checkpoint with tensors that nothing asked for.
@@ -96,6 +102,19 @@ class Checkpoint:
         is_first = name.startswith(("transformer.vocab_embedding", "transformer.position_embedding"))
         return 0 if is_first else self.config.pp - 1, name
 
+    def _whole(self, name: str, join: Join, shape: tuple[int, ...], *, is_vector: bool) -> Array:
+        stage, local = self._locate(name)
+        parts = [self._part(stage * self.config.tp + rank, local, name) for rank in range(self.config.tp)]
+        if is_vector:
+            parts = [part.reshape(-1) for part in parts]
+        whole = self._join(name, parts, join)
+        if join == "rows" and shape[0] == self.config.vocab_size and shape[0] < len(whole) < shape[0] + self.config.tp:
+            whole = whole[: shape[0]]
+        if whole.shape != shape:
+            joined = f" after joining tp {self.config.tp}" if self.config.tp > 1 else ""
+            raise EngineError(f"{self.folder}: {name} has shape {whole.shape}{joined}; the config expects {shape}")
+        return whole
+
     def _part(self, rank: int, local: str, name: str) -> Array:
         if local not in self._ranks[rank].names():
             as_stored = f" (stored as {local})" if local != name else ""
@@ -116,8 +135,9 @@ class Checkpoint:
         if join == "columns":
             return np.concatenate(parts, axis=-1)
         if join == "halves":
-            pairs = [np.split(part, 2, axis=-2) for part in parts]
-            return np.concatenate([pair[half] for half in (0, 1) for pair in pairs], axis=-2)
+            axis = max(-2, -parts[0].ndim)
+            pairs = [np.split(part, 2, axis=axis) for part in parts]
+            return np.concatenate([pair[half] for half in (0, 1) for pair in pairs], axis=axis)
         return self._join_qkv(parts)
 
     def _join_qkv(self, parts: Sequence[Array]) -> Array:
