@@ -89,7 +89,7 @@ def transformers_baseline(
     )
     # The other interpreter sees this package's sources only: what runs there needs numpy and what it brings itself.
     root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     program = "import sys; from pipeline.gate.oracle import main; sys.exit(main(sys.argv[1:]))"
     run_program([interpreter, "-c", program, str(request)], environment, _reader(progress))
     request.unlink()

@@ -56,12 +56,12 @@ class TableEngine:
         return answers
 
 
-def sound_table() -> np.ndarray:
+def sound_table(sharpness: float = 1.5) -> np.ndarray:
     """Return random logits whose greedy walk visits 46 tokens before it repeats: no short cycle."""
-    table = np.random.default_rng(11).standard_normal((VOCAB, VOCAB)).astype(np.float32) * 1.5
+    table = np.random.default_rng(11).standard_normal((VOCAB, VOCAB)).astype(np.float32) * sharpness
     best = table.max(axis=1)
     for token in range(VOCAB):
-        table[token, (token * 5 + 1) % 46] = best[token] + 0.2
+        table[token, (token * 5 + 1) % 46] = best[token] + 0.02
     table[:, END] -= 6
     return table
 
