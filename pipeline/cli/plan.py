@@ -9,9 +9,10 @@ from typing import Any
 
 from pipeline.cli.output import Output, findings_json, has_errors
 from pipeline.cli.verbs import Request
+from pipeline.config.identity import STAGES
 from pipeline.config.rules import check
 from pipeline.config.sizing import budget_of
-from pipeline.config.spec import STAGES, Spec
+from pipeline.config.spec import Spec
 from pipeline.errors import ExitCode, Finding, PipelineError
 from pipeline.facts.memory import GIB, Budget, RankMemory
 

@@ -10,28 +10,11 @@ that holds a dataclass needs no mark of its own: the marks inside count. With a 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.config.identity import as_json, collect, identity
 from pipeline.facts.architecture import Architecture
-
-STAGES = ("fetch", "convert", "build", "baseline", "validate", "emit", "verify")
-
-_MARK = "identity"
-
-
-def identity(*stages: str) -> Mapping[str, Any]:
-    """Mark a field with the stages whose result it decides; use as ``field(metadata=identity("build"))``.
-
-    Raises:
-        ValueError: A name is not a stage.
-    """
-    unknown = set(stages) - set(STAGES)
-    if unknown:
-        raise ValueError(f"no such stage: {sorted(unknown)}; stages are {STAGES}")
-    return {_MARK: frozenset(stages)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +128,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How the model is split over ranks.
+    """How the model is split over ranks: tensor, pipeline and context parallel sizes.
 
-    Attributes:
-        tp: Tensor parallel size.
-        pp: Pipeline parallel size.
-        cp: Context parallel size; changes no file of the checkpoint.
-        embedding_sharding: ``none``, ``vocab`` or ``hidden``.
+    ``cp`` changes no file of the checkpoint. ``embedding_sharding`` is ``none``, ``vocab`` or ``hidden``.
     """
 
     tp: int = field(metadata=identity("convert"))
@@ -360,11 +339,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where artefacts are kept.
-
-    Attributes:
-        root: Absolute path.
-    """
+    """Where artefacts are kept: ``root`` is an absolute path."""
 
     root: str = field(metadata=identity())
 
@@ -386,12 +361,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The whole job.
-
-    Attributes:
-        name: Of the result, ``<model>-<precision>-<target>`` unless given.
-        output_dir: Absolute path of the exported result.
-    """
+    """The whole job. ``name`` and ``output_dir`` (absolute) are those of the exported result."""
 
     name: str = field(metadata=identity("emit"))
     output_dir: str = field(metadata=identity())
@@ -422,47 +392,8 @@ class Spec:
         Raises:
             ValueError: ``stage`` is not a stage.
         """
-        if stage not in STAGES:
-            raise ValueError(f"no such stage: {stage!r}; stages are {STAGES}")
-        return _collect(self, stage)
+        return collect(self, stage)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values, for manifests and people. Holds host paths, never secrets."""
-        collected = _json(self)
-        return dict(collected)
-
-
-def unmarked_fields(kind: type = Spec) -> Iterator[str]:
-    """Yield the dotted names of leaf fields that do not say whose identity they belong to."""
-    import typing
-
-    hints = typing.get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        if _MARK in item.metadata:
-            continue
-        nested = [t for t in (hints[item.name], *typing.get_args(hints[item.name])) if dataclasses.is_dataclass(t)]
-        if not nested:
-            yield item.name
-        for part in nested:
-            if isinstance(part, type):
-                yield from (f"{item.name}.{name}" for name in unmarked_fields(part))
-
-
-def _collect(part: Any, stage: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for item in dataclasses.fields(part):
-        value = getattr(part, item.name)
-        if _MARK in item.metadata:
-            if stage in item.metadata[_MARK]:
-                values[item.name] = _json(value)
-        elif dataclasses.is_dataclass(value) and (nested := _collect(value, stage)):
-            values[item.name] = nested
-    return values
-
-
-def _json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {item.name: _json(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_json(item) for item in value]
-    return value
+        return dict(as_json(self))

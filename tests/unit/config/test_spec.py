@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.config.spec import STAGES, Spec, identity, unmarked_fields
+from pipeline.config.identity import STAGES, identity, unmarked_fields
+from pipeline.config.spec import Spec
 
 
 def test_every_field_of_spec_is_marked() -> None:
