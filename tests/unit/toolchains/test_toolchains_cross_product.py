@@ -22,7 +22,7 @@ CELLS: list[dict[str, Any]] = [
     *({"precision": "smoothquant", "smoothquant_algo": SMOOTHQUANT[kind]} for kind in ((False, False), (True, True))),
     *({"precision": "from_checkpoint", "source": source} for source in SOURCES),
 ]
-SPLITS = ((1, 1), (2, 1), (4, 2))
+SPLITS = ((2, 1), (4, 2))
 GPUS = (80, 89, 90, 100, 120)
 
 
@@ -31,7 +31,12 @@ def test_every_cell_gives_accepted_commands_or_an_error(version: str) -> None:
     release = load_release(version)
     checked: set[tuple[str, tuple[str, ...]]] = set()
     with_commands = 0
-    for family, cell, kv, (tp, pp), sm in itertools.product(FAMILIES, CELLS, ("auto", "int8", "fp8"), SPLITS, GPUS):
+    # One GPU is the trivial split: it goes through with every precision, but without the other KV caches.
+    cells = itertools.chain(
+        itertools.product(FAMILIES, CELLS, ("auto",), ((1, 1),), GPUS),
+        itertools.product(FAMILIES, CELLS, ("auto", "int8", "fp8"), SPLITS, GPUS),
+    )
+    for family, cell, kv, (tp, pp), sm in cells:
         job = ToolJob(
             family=family, kv_cache=kv, tp=tp, pp=pp, sm=sm, dtype="bfloat16", gpu_count=8, limits=LIMITS,
             calibration=Calibration(), **cell,
