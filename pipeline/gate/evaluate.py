@@ -77,9 +77,11 @@ def evaluate(
         protocol=protocol,
         token_ids=token_ids,
     )
+    if "text" not in skipped and (obstacle := protocol.obstacle(candidate.info.max_seq_len)):
+        problems.append(obstacle)
     caveats = tuple(_CAVEATS[kind] for kind in (baseline.kind,) if kind in _CAVEATS)
     if problems:
-        skipped = {**skipped, "text": "the baseline cannot judge this candidate"}
+        skipped = {**skipped, "text": "not run: nothing could be proven"}
         return Evaluation(candidate.info, baseline, protocol, tuple(problems), skipped, caveats)
     baseline = _shortened(baseline.under(protocol), generations, generation_tokens, decode)
     scores: TextScores | None = None

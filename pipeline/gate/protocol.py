@@ -70,6 +70,19 @@ class Protocol:
         """Count the tokens that go through the model, for time estimates."""
         return sum(window.stop - window.start for window in self.windows())
 
+    def longest_pass(self) -> int:
+        """Return how many tokens the longest forward pass has."""
+        return min(self.window, self.tokens) + int(self.add_bos)
+
+    def obstacle(self, max_seq_len: int) -> str:
+        """Say why an engine of this context length cannot run the protocol; empty when it can."""
+        if self.longest_pass() <= max_seq_len:
+            return ""
+        return (
+            f"the engine takes {max_seq_len} tokens, a window of protocol {self.name!r} has {self.longest_pass()}: "
+            f"set gate.window={max_seq_len} gate.stride={max_seq_len // 2} or raise limits.max_seq_len"
+        )
+
     def covers(self, other: Protocol) -> bool:
         """Say whether scores taken under this protocol contain those of ``other``."""
         return (

@@ -44,6 +44,23 @@ FORMATS = (
 )
 
 
+SHIPPED = ("hellaswag", "truthfulqa_mc1")
+
+
+def task_path(name: str) -> Path:
+    """Return the file of a shipped task, or the user's own jsonl file.
+
+    Raises:
+        SourceError: Neither.
+    """
+    if name in SHIPPED:
+        return Path(__file__).parent / "data" / f"{name}.jsonl"
+    path = Path(name)
+    if not path.is_file():
+        raise SourceError(f"task {name!r}: no such file, and not one of {', '.join(SHIPPED)}")
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One question.

@@ -46,6 +46,8 @@ def take_baseline(
     text = token_ids[: protocol.tokens]
     if len(text) < protocol.tokens:
         raise SourceError(f"gate text: {len(text)} tokens, protocol {protocol.name!r} needs {protocol.tokens}")
+    if obstacle := protocol.obstacle(engine.info.max_seq_len):
+        raise SourceError(f"baseline {kind}: {obstacle}")
     try:
         scores = score_text(engine, text, protocol, top_k=top_k, bos_id=bos_id, progress=progress)
         task_scores = tuple(score_task(engine, task) for task in tasks)

@@ -82,6 +82,7 @@ def render_report(
             headline=_Headline(
                 verdict if gate else "not judged", verdict, _SIGNS.get(verdict, "–"), _SENTENCES.get(verdict, "")
             ),
+            kind=manifest.get("kind", ""),
             facts=[(key.replace("_", " "), _brief(manifest[key])) for key in _FACT_KEYS if manifest.get(key)],
             gate=gate,
             judged=[measure for measure in measures if measure["status"] != "not judged"],

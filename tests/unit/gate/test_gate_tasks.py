@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib import resources
 
 import numpy as np
 import pytest
@@ -14,11 +13,10 @@ from pipeline.errors import SourceError
 from pipeline.gate.baseline import TaskScores, find_recorded
 from pipeline.gate.protocol import STANDARD
 from pipeline.gate.scoring import NothingMeasured
-from pipeline.gate.tasks import Item, Task, hits, load_task, score_task
+from pipeline.gate.tasks import Item, Task, hits, load_task, score_task, task_path
 from pipeline.gate.thresholds import Thresholds
 
 SMOLLM2 = "5e526b38d850990aab8572850090f3707e1ddff2ae4b456af3ae78334115cc47"
-DATA = resources.files("pipeline.gate").joinpath("data")
 
 
 def encode(text):
@@ -84,7 +82,7 @@ def test_score_task_refuses_scores_that_say_nothing(items, reason, table):
 def test_recorded_task_scores_are_the_published_ones(name, acc, acc_norm):
     recorded = find_recorded(SMOLLM2)
     assert recorded is not None
-    task = load_task(DATA.joinpath(f"{name}.jsonl"), encode)
+    task = load_task(task_path(name), encode)
     scores = next(entry for entry in recorded.tasks if entry.name == name)
     assert scores.digest == task.digest
     found = hits(task, scores)
@@ -133,3 +131,12 @@ def test_evaluate_is_invalid_when_the_baseline_never_saw_the_task(table, knowing
     verdict = verdict_of(TableEngine(table), tasks=[knowing(table)])
     assert verdict.status == "invalid"
     assert "no scores" in verdict.reasons[0]
+
+
+def test_task_path_takes_shipped_names_and_files(tmp_path):
+    own = tmp_path / "own.jsonl"
+    own.write_text("{}")
+    assert task_path(str(own)) == own
+    assert task_path("hellaswag").is_file()
+    with pytest.raises(SourceError, match="hellaswag, truthfulqa_mc1"):
+        task_path("hellaswug")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import PreflightError
-from pipeline.gate.thresholds import Thresholds, default_thresholds, required_tokens
+from pipeline.gate.thresholds import Thresholds, default_thresholds, required_items, required_tokens
 
 # Perplexity of SmolLM2-135M measured from exported checkpoints; 37.39 unquantized.
 MEASURED = {"int8": 37.43, "fp8": 38.31, "fp8_rowwise": 38.46, "smoothquant": 40.24, "int4_awq": 45.99, "nvfp4": 54.1}
@@ -44,3 +44,9 @@ def test_required_tokens_grows_as_the_margin_shrinks():
     assert many % 64 == 0
     assert required_tokens(Thresholds(perplexity_ratio_max=None), precision="fp8") is None
     assert required_tokens(Thresholds(perplexity_ratio_max=1.01), precision="fp8", expected_ratio=1.02) is None
+
+
+def test_required_items_follows_the_margin():
+    # (1.96 * sqrt(0.1) / 0.05)^2 = 153.7
+    assert required_items(Thresholds(task_drop_max=0.05)) == 154
+    assert required_items(Thresholds()) is None

@@ -98,6 +98,17 @@ def test_judge_is_invalid_when_the_baseline_is_of_something_else(changes, reason
     assert reason in verdict.reasons[0]
 
 
+def test_judge_is_invalid_when_the_engine_is_too_short_for_the_window(table, verdict_of):
+    class Short(TableEngine):
+        @property
+        def info(self):
+            return replace(super().info, max_seq_len=100)
+
+    verdict = verdict_of(Short(table))
+    assert verdict.status == "invalid"
+    assert "gate.window=100" in verdict.reasons[0]
+
+
 def test_judge_is_invalid_when_the_baseline_is_at_chance(table, text, verdict_of):
     clueless = table_baseline(np.random.default_rng(1).standard_normal((VOCAB, VOCAB)) * 0.1, text)
     verdict = verdict_of(TableEngine(table), baseline=clueless)

@@ -14,7 +14,12 @@ import pytest
 from pipeline.report.html import flatten, format_number, render_report, write_report
 
 GATE = json.loads((Path(__file__).parents[2] / "data" / "report" / "gate.json").read_text(encoding="utf-8"))
-MANIFEST = {"name": "smollm2-bf16-reference", "target": "reference", "inputs": {"source": {"digest": "ab" * 32}}}
+MANIFEST = {
+    "name": "smollm2-bf16-reference",
+    "kind": "CPU rehearsal",
+    "target": "reference",
+    "inputs": {"source": {"digest": "ab" * 32}},
+}
 STAGES = [
     {"name": "fetch", "status": "hit", "seconds": 0.01, "reason": "same key", "artefact": "sha256:" + "12" * 32},
     {"name": "validate", "status": "built", "seconds": 24.2, "reason": "no such key", "artefact": "cd" * 32},
@@ -40,7 +45,14 @@ def test_write_report_shows_verdict_measures_stages_and_manifest(tmp_path):
     path = write_report(tmp_path, manifest=MANIFEST, evaluation_json=GATE, stages=STAGES)
     page = Tags(path.read_text(encoding="utf-8"))
     words = " ".join(page.words)
-    for expected in ("smollm2-bf16-reference", GATE["verdict"], "Top-1 agreement", "validate", "inputs.source.digest"):
+    for expected in (
+        "smollm2-bf16-reference",
+        GATE["verdict"],
+        "Top-1 agreement",
+        "validate",
+        "CPU rehearsal",
+        "inputs.source.digest",
+    ):
         assert expected in words
     assert "121212121212" in words and "sha256:" not in words  # the short form of a digest
 
