@@ -91,17 +91,3 @@ def proportion_interval(successes: int, trials: int, confidence: float) -> Inter
     centre = (share + z * z / (2 * trials)) / scale
     reach = z / scale * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return Interval(max(0.0, centre - reach), min(1.0, centre + reach), confidence)
-
-
-def samples_needed(distance: float, deviation: float, confidence: float) -> int | None:
-    """Return how many independent samples make the interval's half-width smaller than ``distance``.
-
-    Args:
-        distance: From the expected mean to the limit; not positive means no number suffices (None).
-        deviation: Standard deviation of one sample.
-        confidence: Of the two-sided interval.
-    """
-    if not distance > 0 or not math.isfinite(deviation):
-        return None
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    return max(2, math.ceil((z * deviation / distance) ** 2))

@@ -1,15 +1,18 @@
-"""How much worse than the baseline an artefact may be, and how sure the gate must be."""
+"""How much worse than the baseline an artefact may be, and how sure the gate must be.
+
+Part of every plan, so it imports nothing but the standard library.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.errors import PreflightError
-from pipeline.gate.statistics import samples_needed
 
 # Tokens averaged into one sample: neighbouring tokens err together, blocks this long hardly do.
 BLOCK_TOKENS = 64
@@ -92,6 +95,20 @@ _BLOCK_DEVIATION: Mapping[str, float] = MappingProxyType(
     {"fp16": 0.001, "bf16": 0.001, "int8": 0.01, "fp8": 0.03, "fp8_rowwise": 0.03, "smoothquant": 0.05}
 )
 _COARSE_DEVIATION = 0.1
+
+
+def samples_needed(distance: float, deviation: float, confidence: float) -> int | None:
+    """Return how many independent samples make the interval's half-width smaller than ``distance``.
+
+    Args:
+        distance: From the expected mean to the limit; not positive means no number suffices (None).
+        deviation: Standard deviation of one sample.
+        confidence: Of the two-sided interval.
+    """
+    if not distance > 0 or not math.isfinite(deviation):
+        return None
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    return max(2, math.ceil((z * deviation / distance) ** 2))
 
 
 def default_thresholds(precision: str, parameters: int | None = None) -> Thresholds:

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.gate.statistics import block_means, mean_interval, proportion_interval, samples_needed, student_quantile
+from pipeline.gate.statistics import block_means, mean_interval, proportion_interval, student_quantile
+from pipeline.gate.thresholds import samples_needed
 
 
 # Source: the usual table of Student's t, two-sided 95 % and 99 %.
