@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import SourceError, ToolError
-from pipeline.triton.libpython import python_version, require_libpython
+from pipeline.triton.libpython import fetch_libpython, find_libpython, python_version, require_libpython
 
 RELEASE = "2.51"
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -55,12 +55,13 @@ class TritonInstall:
     python: str
 
 
-def ensure_tritonserver(*, cache: Path | None = None) -> TritonInstall:
+def ensure_tritonserver(*, cache: Path | None = None, may_fetch_libpython: bool = False) -> TritonInstall:
     """Find tritonserver, or download and unpack it; safe to call from several processes at once.
 
     Args:
         cache: Folder that holds unpacked servers. Default: ``$TRITONSERVER_HOME``, else ``.tritonserver`` beside the
             virtual environment, else the user's cache folder.
+        may_fetch_libpython: Download the distribution's libpython package into the cache when it is not installed.
 
     Raises:
         SourceError: This machine cannot run it, libpython is missing, or the wheel has a wrong digest.
@@ -75,6 +76,8 @@ def ensure_tritonserver(*, cache: Path | None = None) -> TritonInstall:
     backends = _backend_folder(root, version)
     libraries = [root / "nvidia_pytriton.libs"]
     if not any(libraries[0].glob(f"libpython3-*.{version.split('.')[1]}.so.1.0")):  # the 3.13 stub brings its own
+        if may_fetch_libpython and find_libpython(version, cache=home) is None:
+            fetch_libpython(version, cache=home)
         libraries.insert(0, require_libpython(version, cache=home))
     return TritonInstall(root, root / _SERVER, backends, tuple(libraries), RELEASE, version)
 

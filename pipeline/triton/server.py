@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import secrets
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -187,11 +186,14 @@ class TritonServer:
         return {"HTTP": self.http_port, "gRPC": self.grpc_port, "metrics": self.metrics_port}
 
     def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=5)  # urllib would ask a proxy
         try:
-            with urllib.request.urlopen(f"{self.http_url}/v2/health/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
             return False
+        finally:
+            connection.close()
 
     def _failure(self, what: str) -> ToolError:
         lines = self._daemon.tail(_LOG_LINES)

@@ -42,6 +42,12 @@ def test_ensemble_answers_the_text_of_the_engine(client: Client, tiny_model: Mod
 def test_streamed_text_adds_up_to_the_whole_text(client: Client, tiny_model: Model, engine: ReferenceEngine) -> None:
     parts = texts(client.ask("ensemble", text_inputs(stream=[True])))
     assert "".join(parts) == expected_text(tiny_model, engine)
+
+
+def test_slow_stream_comes_in_parts_that_add_up(slow_client: Client) -> None:
+    (whole,) = texts(slow_client.ask("ensemble", text_inputs(tokens=60)))
+    parts = texts(slow_client.ask("ensemble", text_inputs(tokens=60, stream=[True])))
+    assert "".join(parts) == whole
     assert len(parts) > 1
 
 

@@ -38,6 +38,11 @@ def test_stream_holds_only_new_tokens_and_ends_with_the_final_flag(client: Clien
     answer = client.ask("tensorrt_llm", llm_inputs(streaming=[True]))
     assert answer.tokens() == greedy(engine)
     assert answer.finish_reason == "length"
+
+
+def test_tokens_arrive_while_the_others_are_made(slow_client: Client) -> None:
+    answer = slow_client.ask("tensorrt_llm", llm_inputs(tokens=40, streaming=[True]))
+    assert len(answer.tokens()) == 40
     assert len([response for response in answer.responses if response]) > 1
 
 

@@ -1,6 +1,7 @@
 """Collect what the engine says about one sequence and lay it out as the outputs of the tensorrtllm backend."""
 
 import time
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from llm_request import Call
@@ -21,14 +22,14 @@ class Sequence:
 
     def __init__(self, call: Call, row: int, index: int) -> None:
         self.call = call
-        self.row = row
-        self.index = index
         self.finish_reason: str | None = None
         self.error = ""
+        self._row = row
+        self._index = index
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._generation_logits: list[np.ndarray] = []
-        self._prompt_logprobs: tuple | None = None
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._context_logits: np.ndarray | None = None
         self._sent = 0  # tokens that earlier responses held
         self._is_first = True
@@ -62,86 +63,83 @@ class Sequence:
         """Whether a response should be sent now."""
         return self.finish_reason is not None or (self.call.streaming and len(self._tokens) > self._sent)
 
-    def take(self, wanted: frozenset[str]) -> dict[str, np.ndarray]:
+    def take(self, wanted: Iterable[str]) -> dict[str, np.ndarray]:
         """Return the outputs of the next response, with batch dimension; tokens are handed out once.
 
         Args:
-            wanted: Names the client asked for.
+            wanted: Names the client asked for. Those that do not apply to this response are left out; what the
+                backend always answers is there, empty if need be, since an ensemble needs every output of a step.
         """
-        new = self._tokens[self._sent :]
-        outputs = {**self._token_outputs(new), **self._logit_outputs(), **self._counters(len(new))}
-        outputs.update(self._own_outputs(wanted))
+        built = {name: _OUTPUTS[name](self) for name in wanted if name in _OUTPUTS}
         self._sent = len(self._tokens)
+        self._generation_logits = []
         self._is_first = False
-        return {name: array[np.newaxis] for name, array in outputs.items() if name in wanted}
+        return {name: array[np.newaxis] for name, array in built.items() if array is not None}
 
-    def _token_outputs(self, new: list[int]) -> dict[str, np.ndarray]:
-        ids = [*self.call.prompt_ids, *new] if self.call.include_input else new
-        logprobs = np.array([entry.logprob for entry in self._logprobs], np.float32)
-        return {
-            "output_ids": np.array([ids], np.int32),
-            "sequence_length": np.array([len(ids)], np.int32),
-            "cum_log_probs": np.array([logprobs.sum(dtype=np.float64)], np.float32),
-            "output_log_probs": logprobs[np.newaxis],  # all so far, as upstream answers while streaming
-        }
+    @property
+    def _new(self) -> list[int]:
+        return self._tokens[self._sent :]
 
-    def _logit_outputs(self) -> dict[str, np.ndarray]:
-        """Return logits, empty when not asked for: an ensemble needs every output of a step."""
-        context = self._context_logits if self._is_first else None
-        rows, self._generation_logits = self._generation_logits, []
-        generation = np.stack(rows)[np.newaxis] if rows else np.zeros((0, 0, 0), np.float32)
-        return {
-            "context_logits": np.zeros((0, 0), np.float32) if context is None else np.asarray(context, np.float32),
-            "generation_logits": np.asarray(generation, np.float32),
-        }
+    def _output_ids(self) -> np.ndarray:
+        return np.array([[*self.call.prompt_ids, *self._new] if self.call.include_input else self._new], np.int32)
 
-    def _counters(self, new: int) -> dict[str, np.ndarray]:
-        integers = {
-            "batch_index": self.row,
-            "sequence_index": self.index,
-            "kv_cache_alloc_new_blocks": 0,  # the reference engine's cache has no blocks and drafts nothing
-            "kv_cache_reused_blocks": 0,
-            "kv_cache_alloc_total_blocks": 0,
-            "total_accepted_draft_tokens": 0,
-            "total_draft_tokens": 0,
-            "num_input_tokens": len(self.call.prompt_ids),
-            "num_output_tokens": new,
-        }
-        times = {
-            "arrival_time_ns": self._arrived_ns,
-            "first_scheduled_time_ns": self._arrived_ns,  # requests join the running batch at once
-            "first_token_time_ns": self._first_ns,
-            "last_token_time_ns": self._last_ns,
-        }
-        return {
-            **{name: np.array([value], np.int32) for name, value in integers.items()},
-            **{name: np.array([value], np.int64) for name, value in times.items()},
-            "acceptance_rate": np.zeros(1, np.float32),
-            "context_phase_params": np.zeros(0, np.uint8),
-        }
+    def _sequence_length(self) -> np.ndarray:
+        return _integer(len(self.call.prompt_ids) * self.call.include_input + len(self._tokens) - self._sent)
 
-    def _own_outputs(self, wanted: frozenset[str]) -> dict[str, np.ndarray]:
-        """Return this project's outputs; those that do not apply to this response are left out."""
-        outputs = {
-            "preceding_ids": np.array(self._tokens[: self._sent], np.int32),
-            "is_last": np.array([self.finish_reason is not None]),
-        }
-        if self.finish_reason is not None:
-            outputs["finish_reason"] = np.array([self.finish_reason.encode()], np.object_)
-        if self.call.top_logprobs and "top_logprobs" in wanted:
-            entries = self._logprobs[self._sent :]
-            outputs["top_logprobs_ids"], outputs["top_logprobs"] = _alternatives(entries, self.call.top_logprobs)
-        if self._is_first and self._prompt_logprobs is not None:
-            entries = self._prompt_logprobs
-            own = [np.nan if entry is None else entry.logprob for entry in entries]
-            outputs["prompt_token_logprobs"] = np.array(own, np.float32)
-            depth = self.call.template.prompt_logprobs or 0
-            outputs["prompt_top_ids"], outputs["prompt_top_logprobs"] = _alternatives(entries, depth)
-        return outputs
+    def _output_log_probs(self) -> np.ndarray:
+        """[1, all tokens so far]: upstream repeats the earlier ones in every answer of a stream."""
+        return np.array([[entry.logprob for entry in self._logprobs]], np.float32)
+
+    def _cum_log_probs(self) -> np.ndarray:
+        return self._output_log_probs().sum(axis=1, dtype=np.float64).astype(np.float32)
+
+    def _first_context_logits(self) -> np.ndarray:
+        """[p, v] in the first response when asked for, else [0, 0]."""
+        is_there = self._is_first and self._context_logits is not None
+        return np.asarray(self._context_logits if is_there else np.zeros((0, 0)), np.float32)
+
+    def _new_generation_logits(self) -> np.ndarray:
+        """[1, n, v] when asked for, else [0, 0, 0]."""
+        rows = self._generation_logits
+        return np.asarray(np.stack(rows)[np.newaxis] if rows else np.zeros((0, 0, 0)), np.float32)
+
+    def _reason(self) -> np.ndarray | None:
+        return None if self.finish_reason is None else np.array([self.finish_reason.encode()], np.object_)
+
+    def _top(self) -> tuple[np.ndarray, np.ndarray] | None:
+        depth = self.call.top_logprobs
+        return _alternatives(self._logprobs[self._sent :], depth) if depth else None
+
+    def _prompt(self) -> tuple[TokenLogprob | None, ...] | None:
+        return self._prompt_logprobs if self._is_first else None
+
+    def _prompt_token_logprobs(self) -> np.ndarray | None:
+        entries = self._prompt()
+        if entries is None:
+            return None
+        return np.array([np.nan if entry is None else entry.logprob for entry in entries], np.float32)
+
+    def _prompt_top(self) -> tuple[np.ndarray, np.ndarray] | None:
+        entries = self._prompt()
+        return None if entries is None else _alternatives(entries, self.call.template.prompt_logprobs or 0)
 
 
-def _alternatives(entries: "list[TokenLogprob | None] | tuple", depth: int) -> "tuple[np.ndarray, np.ndarray]":
-    """Lay alternatives out as [entries, depth]; -1 and NaN where an entry has none."""
+def _integer(value: int) -> np.ndarray:
+    return np.array([value], np.int32)
+
+
+def _nanoseconds(value: int) -> np.ndarray:
+    return np.array([value], np.int64)
+
+
+def _part(pair: tuple[np.ndarray, np.ndarray] | None, which: int) -> np.ndarray | None:
+    return None if pair is None else pair[which]
+
+
+def _alternatives(
+    entries: "list[TokenLogprob] | tuple[TokenLogprob | None, ...]", depth: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lay alternatives out as ids and values [entries, depth]; -1 and NaN where an entry has none."""
     ids = np.full((len(entries), depth), -1, np.int32)
     values = np.full((len(entries), depth), np.nan, np.float32)
     for position, entry in enumerate(entries):
@@ -149,3 +147,39 @@ def _alternatives(entries: "list[TokenLogprob | None] | tuple", depth: int) -> "
             ids[position, place] = token
             values[position, place] = logprob
     return ids, values
+
+
+# Output name to what makes it; None means that it does not apply to this response.
+_OUTPUTS: dict[str, Callable[[Sequence], np.ndarray | None]] = {
+    "output_ids": Sequence._output_ids,
+    "sequence_length": Sequence._sequence_length,
+    "cum_log_probs": Sequence._cum_log_probs,
+    "output_log_probs": Sequence._output_log_probs,
+    "context_logits": Sequence._first_context_logits,
+    "generation_logits": Sequence._new_generation_logits,
+    "batch_index": lambda sequence: _integer(sequence._row),
+    "sequence_index": lambda sequence: _integer(sequence._index),
+    "num_input_tokens": lambda sequence: _integer(len(sequence.call.prompt_ids)),
+    "num_output_tokens": lambda sequence: _integer(len(sequence._new)),
+    "arrival_time_ns": lambda sequence: _nanoseconds(sequence._arrived_ns),
+    "first_scheduled_time_ns": lambda sequence: _nanoseconds(sequence._arrived_ns),  # joins the running batch at once
+    "first_token_time_ns": lambda sequence: _nanoseconds(sequence._first_ns),
+    "last_token_time_ns": lambda sequence: _nanoseconds(sequence._last_ns),
+    # The reference engine's cache has no blocks, and it drafts nothing.
+    "kv_cache_alloc_new_blocks": lambda _: _integer(0),
+    "kv_cache_reused_blocks": lambda _: _integer(0),
+    "kv_cache_alloc_total_blocks": lambda _: _integer(0),
+    "total_accepted_draft_tokens": lambda _: _integer(0),
+    "total_draft_tokens": lambda _: _integer(0),
+    "acceptance_rate": lambda _: np.zeros(1, np.float32),
+    "context_phase_params": lambda _: np.zeros(0, np.uint8),
+    # This project's own.
+    "finish_reason": Sequence._reason,
+    "top_logprobs_ids": lambda sequence: _part(sequence._top(), 0),
+    "top_logprobs": lambda sequence: _part(sequence._top(), 1),
+    "prompt_token_logprobs": Sequence._prompt_token_logprobs,
+    "prompt_top_ids": lambda sequence: _part(sequence._prompt_top(), 0),
+    "prompt_top_logprobs": lambda sequence: _part(sequence._prompt_top(), 1),
+    "preceding_ids": lambda sequence: np.array(sequence._tokens[: sequence._sent], np.int32),
+    "is_last": lambda sequence: np.array([sequence.finish_reason is not None]),
+}

@@ -21,6 +21,8 @@ from llm_response import Sequence  # noqa: E402
 from reference import EngineLoop, ReferenceEngine  # noqa: E402
 
 CANCEL_POLL_S = 0.04
+# The answering thread gets its turn after this long while the engine computes; Python's default is 5 ms.
+SWITCH_INTERVAL_S = 0.001
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _WAKE = object()
 _END = object()
@@ -56,6 +58,7 @@ class TritonPythonModel:
 
     def initialize(self, args) -> None:
         """Load the engine beside this file."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self._is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
