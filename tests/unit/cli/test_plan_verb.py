@@ -102,14 +102,16 @@ def test_plan_for_people_tells_target_model_memory_and_stages(capsys: pytest.Cap
 
 @pytest.fixture(scope="module")
 def parts() -> dict[str, dict[str, Any]]:
-    """Every option of the groups that are crossed, composed once each."""
-    crossed = ("model", "precision", "hardware", "parallel", "toolchain")
-    found: dict[str, dict[str, Any]] = {group: {} for group in crossed}
-    for index in range(max(len(OPTIONS[group]) for group in crossed)):
-        chosen = {group: OPTIONS[group][index % len(OPTIONS[group])] for group in crossed}
-        composed = compose_config([f"{group}={name}" for group, name in chosen.items()])
-        for group, name in chosen.items():
-            found[group][name] = getattr(composed.config, group)
+    """Every option of the groups that are crossed, typed."""
+    from omegaconf import OmegaConf
+
+    from pipeline.config.fields import sections
+
+    found: dict[str, dict[str, Any]] = {}
+    for group in ("model", "precision", "hardware", "parallel"):
+        files = sorted(conf_root().glob(f"{group}/*.yaml"))
+        schema = OmegaConf.structured(sections()[group])
+        found[group] = {file.stem: OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(file))) for file in files}
     return found
 
 
