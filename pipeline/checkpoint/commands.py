@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.options import DTYPES, EMBEDDING_SHARDINGS, ConvertOptions
+from pipeline.checkpoint.options import DTYPES, EMBEDDING_SHARDINGS, KV_CACHES, QUANTIZATIONS, ConvertOptions
 from pipeline.errors import Finding, SourceError
 
 Progress = Callable[[float, "float | None", str], None]
@@ -44,6 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="split the embedding over the ranks by rows (vocab) or columns (hidden)",
     )
+    convert.add_argument(
+        "--quant", choices=QUANTIZATIONS, help="quantize the linear layers; FP8 sources are recognised"
+    )
+    convert.add_argument("--alpha", type=float, default=0.5, metavar="A", help="strength of smoothing (default: 0.5)")
+    convert.add_argument(
+        "--per-channel", action="store_true", help="smoothquant: a scale per output channel of weights"
+    )
+    convert.add_argument(
+        "--per-token", action="store_true", help="smoothquant: activations scaled per token at run time"
+    )
+    convert.add_argument("--kv-cache", choices=KV_CACHES, help="quantize the KV cache")
+    convert.add_argument("--ranges", type=Path, metavar="FILE", help="measured activation ranges (.safetensors)")
     convert.add_argument("--workers", type=int, metavar="N", help="threads (default: processors, at most 4)")
     inspect = commands.add_parser("inspect", help="check and describe a model or a checkpoint")
     inspect.add_argument("path", type=Path, metavar="PATH")
@@ -73,6 +85,12 @@ def _convert(args: argparse.Namespace, progress: Progress | None) -> CommandRepo
         tp=args.tp,
         pp=args.pp,
         embedding_sharding=args.embedding_sharding,
+        quant=args.quant,
+        alpha=args.alpha,
+        per_channel=args.per_channel,
+        per_token=args.per_token,
+        kv_cache=args.kv_cache,
+        ranges=args.ranges,
         workers=args.workers,
     )
     report = convert_checkpoint(args.source, args.out, options=options, progress=progress)

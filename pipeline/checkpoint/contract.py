@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.checkpoint.quantized_contract import Spec, quantized_layer
 from pipeline.errors import SourceError
-
-Spec = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +105,14 @@ def _rank(config: Mapping[str, Any], tp: int, layers: int, first: bool, last: bo
                 "transformer.position_embedding.weight",
                 ((int(config["max_position_embeddings"]), sizes.hidden), dtype),
             )
+    layer_tensors = {
+        name: (shape, "float32" if name == "mlp.router.weight" else dtype)
+        for name, shape in _layer(config, model, sizes)
+    }
+    quantized = quantized_layer(config, layer_tensors)
     for layer in range(layers):
-        for name, shape in _layer(config, model, sizes):
-            own = "float32" if name == "mlp.router.weight" else dtype
-            yield f"transformer.layers.{layer}.{name}", (shape, own)
+        for name, spec in quantized.items():
+            yield f"transformer.layers.{layer}.{name}", spec
     if last:
         for kind in _norm_kinds(model):
             yield f"transformer.ln_f.{kind}", ((sizes.hidden,), dtype)

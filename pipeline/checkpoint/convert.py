@@ -11,10 +11,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pipeline.checkpoint.binding import Target
+from pipeline.checkpoint.blocks import row_blocks
 from pipeline.checkpoint.dtypes import itemsize
 from pipeline.checkpoint.execution import Progress, execute, gather_copies
 from pipeline.checkpoint.options import ConversionReport, ConvertOptions
-from pipeline.checkpoint.planning import ConversionPlan, Target, plan_conversion
+from pipeline.checkpoint.planning import ConversionPlan, plan_conversion
 from pipeline.checkpoint.readers import TensorSource, open_source
 from pipeline.checkpoint.writer import PARTIAL, SafetensorsWriter, sync_folder, write_json
 from pipeline.errors import SourceError, StoreError
@@ -124,9 +126,7 @@ def _refuse_unequal(source: TensorSource, plan: ConversionPlan) -> None:
     for kept, dropped in plan.duplicates:
         a, b = source.tensors[kept], source.tensors[dropped]
         equal = (a.shape, a.dtype) == (b.shape, b.dtype)
-        step = max(1, (1 << 20) // max(1, a.cols))
-        for start in range(0, a.rows if equal else 0, step):
-            stop = min(a.rows, start + step)
+        for start, stop in row_blocks(a) if equal else ():
             equal = source.read(kept, start, stop).tobytes() == source.read(dropped, start, stop).tobytes()
             if not equal:
                 break

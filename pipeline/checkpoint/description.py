@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checkpoint.dtypes import Array, itemsize
-from pipeline.checkpoint.execution import BLOCK_VALUES
+from pipeline.checkpoint.blocks import row_blocks
+from pipeline.checkpoint.dtypes import Array
 from pipeline.checkpoint.hfconfig import load_config
 from pipeline.checkpoint.readers.base import OpenFiles, TensorInfo, read_matrix
 from pipeline.checkpoint.readers.safetensors_file import read_safetensors_header
@@ -42,9 +42,7 @@ class _Checkpoint:
     def blocks(self, key: tuple[str, str]) -> Iterator[Array]:
         """Yield the tensor in blocks of rows."""
         info = self.tensors[key]
-        step = max(1, BLOCK_VALUES // max(1, info.cols))
-        for start in range(0, info.rows, step):
-            rows = (start, min(info.rows, start + step))
+        for rows in row_blocks(info):
             yield read_matrix(self._files, info, self._offsets[key], rows, (0, info.cols))
 
     def close(self) -> None:
@@ -176,6 +174,5 @@ def _digest(blocks: Iterator[Array]) -> str:
 
 
 def _source_blocks(source: Any, info: TensorInfo) -> Iterator[Array]:
-    step = max(1, BLOCK_VALUES // max(1, info.cols * itemsize(info.dtype)))
-    for start in range(0, info.rows, step):
-        yield source.read(info.name, start, min(info.rows, start + step))
+    for start, stop in row_blocks(info):
+        yield source.read(info.name, start, stop)

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pipeline.checkpoint.binding import Target
+from pipeline.checkpoint.blocks import row_blocks
 from pipeline.checkpoint.dtypes import cast_checked, itemsize
-from pipeline.checkpoint.planning import Target
 from pipeline.checkpoint.views import Matrix
 from pipeline.checkpoint.writer import SafetensorsWriter
-
-BLOCK_VALUES = 1 << 20
 
 Progress = Callable[[float, "float | None", str], None]
 
@@ -114,9 +113,8 @@ def run_all(work: Callable[[_Block], None], blocks: Iterator[_Block], workers: i
 
 def _blocks(copies: Sequence[Copy]) -> Iterator[_Block]:
     for copy in copies:
-        step = max(1, BLOCK_VALUES // max(1, copy.matrix.cols))
-        for start in range(0, copy.matrix.rows, step):
-            yield _Block(copy, start, min(copy.matrix.rows, start + step))
+        for start, stop in row_blocks(copy.matrix):
+            yield _Block(copy, start, stop)
 
 
 def _do(block: _Block, writers: Sequence[SafetensorsWriter]) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import ConfigError
 
 EmbeddingSharding = Literal["none", "vocab", "hidden"]
 
+Quantization = Literal["int8", "int4", "smoothquant", "fp8", "fp8_rowwise"]
+KvCache = Literal["int8", "fp8"]
+
+QUANTIZATIONS = ("int8", "int4", "smoothquant", "fp8", "fp8_rowwise")
+KV_CACHES = ("int8", "fp8")
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 EMBEDDING_SHARDINGS = ("none", "vocab", "hidden")
 
@@ -24,6 +30,13 @@ class ConvertOptions:
         tp: Tensor parallel size.
         pp: Pipeline parallel size; the first stages get the layers left over.
         embedding_sharding: Whether ``vocab_embedding`` is whole on every rank, split by vocabulary rows, or by columns.
+        quant: How linear layers are quantized. ``int8`` and ``int4`` are weight-only: the builder packs the weights,
+            the checkpoint keeps 16 bits. ``fp8`` takes over a source that is FP8 already (also recognised without).
+        alpha: Strength of smoothing, 0 to 1 (smoothquant).
+        per_channel: A scale per output channel of the weights, else per tensor (smoothquant).
+        per_token: Activations scaled per token at run time, else by one measured range (smoothquant).
+        kv_cache: Type of a quantized KV cache.
+        ranges: File of measured activation ranges (smoothquant, INT8 KV cache).
         workers: Threads that read, cast and write; None takes the number of processors, at most 4. Never changes a
         byte.
     """
@@ -32,6 +45,12 @@ class ConvertOptions:
     tp: int = 1
     pp: int = 1
     embedding_sharding: EmbeddingSharding = "none"
+    quant: Quantization | None = None
+    alpha: float = 0.5
+    per_channel: bool = False
+    per_token: bool = False
+    kv_cache: KvCache | None = None
+    ranges: Path | None = None
     workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -44,6 +63,14 @@ class ConvertOptions:
         _choice("embedding_sharding", self.embedding_sharding, EMBEDDING_SHARDINGS)
         for name in ("tp", "pp"):
             _positive(name, getattr(self, name))
+        if self.quant is not None:
+            _choice("quant", self.quant, QUANTIZATIONS)
+        if self.kv_cache is not None:
+            _choice("kv_cache", self.kv_cache, KV_CACHES)
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ConfigError(f"alpha is {self.alpha}; expected a number from 0 to 1")
+        if (self.per_channel or self.per_token) and self.quant != "smoothquant":
+            raise ConfigError("per_channel and per_token belong to quant smoothquant")
         if self.workers is not None:
             _positive("workers", self.workers)
 

@@ -13,7 +13,7 @@ from checkpoint_models import config, llama_tensors, save, tiny_llama
 from checkpoint_reading import digests, load_checkpoint, same
 
 from pipeline.checkpoint import ConvertOptions, convert_checkpoint, verify_checkpoint
-from pipeline.checkpoint.execution import BLOCK_VALUES
+from pipeline.checkpoint.blocks import BLOCK_VALUES
 from pipeline.checkpoint.sharder import stage_layers
 from pipeline.errors import ConfigError
 
@@ -25,7 +25,7 @@ def test_bytes_do_not_depend_on_workers_or_shards(
     options = ConvertOptions(dtype="float16", tp=2, pp=3)
     convert_checkpoint(tiny_llama(tmp_path / "one"), tmp_path / "a", options=options)
     # Blocks of a few rows, so that many threads write into one tensor.
-    monkeypatch.setattr("pipeline.checkpoint.execution.BLOCK_VALUES", 100)
+    monkeypatch.setattr("pipeline.checkpoint.blocks.BLOCK_VALUES", 100)
     many = ConvertOptions(dtype="float16", tp=2, pp=3, workers=workers)
     convert_checkpoint(tiny_llama(tmp_path / "four", shards=4), tmp_path / "b", options=many)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoint_reading import bits, rank_tensors
@@ -15,22 +14,36 @@ from pipeline.checkpoint import ConvertOptions, convert_checkpoint, expected_ten
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 CASES = {case.name: json.loads((case / "case.json").read_text()) for case in sorted((GOLDEN / "cases").iterdir())}
-KINDS = ("plain",)
 # Left-overs of NVIDIA's command line in calibrated cases.
+QUANT_FLAGS = {"--smoothquant": "smoothquant", "--use_fp8_rowwise": "fp8_rowwise", "--use_fp8": "fp8"}
+KV_FLAGS = {"--int8_kv_cache": "int8", "--fp8_kv_cache": "fp8"}
 FOREIGN_KEYS = {"quant_ckpt_path", "load_model_on_cpu"}
 
 
-def options(case: dict[str, Any]) -> ConvertOptions:
+def options(name: str) -> ConvertOptions:
     """Return our options for NVIDIA's flags."""
+    case = CASES[name]
     flags = case["flags"]
     sharding = "none"
     if "--use_parallel_embedding" in flags:
-        sharding = (
-            "hidden"
-            if flags[flags.index("--use_parallel_embedding") + 1 :] == ["--embedding_sharding_dim", "1"]
-            else "vocab"
-        )
-    return ConvertOptions(dtype=case["dtype"], tp=case["tp_size"], pp=case["pp_size"], embedding_sharding=sharding)
+        sharding = "hidden" if flags[-2:] == ["--embedding_sharding_dim", "1"] else "vocab"
+    quant = next((q for flag, q in QUANT_FLAGS.items() if flag in flags), None)
+    ranges = None
+    if case["kind"] == "int8 calibration":
+        own = GOLDEN / "cases" / name / "calibration.safetensors"
+        ranges = own if own.exists() else GOLDEN / "sources" / case["source_model"] / "calibration.safetensors"
+    return ConvertOptions(
+        dtype=case["dtype"],
+        tp=case["tp_size"],
+        pp=case["pp_size"],
+        embedding_sharding=sharding,
+        quant=quant,
+        alpha=float(flags[flags.index("--smoothquant") + 1]) if quant == "smoothquant" else 0.5,
+        per_channel="--per_channel" in flags,
+        per_token="--per_token" in flags,
+        kv_cache=next((kind for flag, kind in KV_FLAGS.items() if flag in flags), None),
+        ranges=ranges,
+    )
 
 
 def check_equal(case_name: str, out: Path) -> None:
@@ -51,14 +64,14 @@ def check_equal(case_name: str, out: Path) -> None:
     assert made == {key: value for key, value in golden.items() if key not in FOREIGN_KEYS}
 
 
-@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case["kind"] in KINDS and "smollm2" not in n])
+@pytest.mark.parametrize("name", [name for name in CASES if "smollm2" not in name])
 def test_conversion_equals_nvidias_bit_for_bit(name: str, tmp_path: Path) -> None:
-    convert_checkpoint(GOLDEN / "sources" / CASES[name]["source_model"], tmp_path / "out", options=options(CASES[name]))
+    convert_checkpoint(GOLDEN / "sources" / CASES[name]["source_model"], tmp_path / "out", options=options(name))
     check_equal(name, tmp_path / "out")
     assert verify_checkpoint(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case["kind"] in KINDS])
+@pytest.mark.parametrize("name", CASES)
 def test_contract_lists_exactly_nvidias_tensors(name: str) -> None:
     golden = GOLDEN / "cases" / name
     files = json.loads((golden / "tensors.json").read_text())
@@ -73,5 +86,5 @@ def test_contract_lists_exactly_nvidias_tensors(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if "smollm2" in name])
 def test_gguf_gives_nvidias_result_of_the_dequantized_model(name: str, tmp_path: Path) -> None:
     source = Path(os.environ["SMOLLM2_GGUF"])
-    convert_checkpoint(source, tmp_path / "out", options=options(CASES[name]))
+    convert_checkpoint(source, tmp_path / "out", options=options(name))
     check_equal(name, tmp_path / "out")

@@ -1,0 +1,83 @@
+"""Scales of a quantized KV cache: one number per layer that multiplies the stored 8-bit value to get the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pipeline.checkpoint.binding import Bound, LayerNames
+from pipeline.checkpoint.quantization.fp8 import read_scalar
+from pipeline.checkpoint.quantization.ranges import Ranges
+from pipeline.checkpoint.quantization.scheme import SchemeContext, constant
+from pipeline.errors import ConfigError
+
+_NAME = "attention.kv_cache_scaling_factor"
+# Pairs of names under which FP8 checkpoints keep the scales of keys and values.
+_SOURCE_SCALES = (("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"), ("self_attn.k_scale", "self_attn.v_scale"))
+
+
+class Int8KvCache:
+    """INT8: amax / 127 over the outputs of q, k and v. The query is included, as NVIDIA's converter does."""
+
+    algorithm = "INT8"
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, ranges: Ranges | None) -> None:
+        """Take the measured ranges.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if ranges is None:
+            raise ConfigError(
+                "kv_cache is 'int8'; expected measured ranges with it", hint="give --ranges RANGES.safetensors"
+            )
+        self._ranges = ranges
+
+    def layer_tensors(self, names: LayerNames) -> Iterator[Bound]:
+        """Yield the scale of a layer."""
+        outputs = [self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "qkv"]
+        yield constant(names.target + _NAME, [float(np.float32(max(outputs)) / np.float32(127.0))])
+
+
+class Fp8KvCache:
+    """FP8: the larger of the source's two scales; without them measured amax / 448 but at least 1; without both 1."""
+
+    algorithm = "FP8"
+
+    def __init__(self, context: SchemeContext, ranges: Ranges | None) -> None:
+        """Look for scales in the source."""
+        self._context = context
+        self._ranges = ranges
+        found = any(name.endswith(("k_scale", "v_scale")) for name in context.source.tensors)
+        self.warnings: tuple[str, ...] = ()
+        if not found and ranges is None:
+            self.warnings = ("no scale of the KV cache was measured: 1.0 is used, values beyond 448 would be cut",)
+
+    def layer_tensors(self, names: LayerNames) -> Iterator[Bound]:
+        """Yield the scale of a layer."""
+        tensors = self._context.source.tensors
+        for pair in _SOURCE_SCALES:
+            present = [names.source + name for name in pair if names.source + name in tensors]
+            if present:
+                for name in present:
+                    self._context.ledger.consume(name, names.target + _NAME)
+                scale = max(read_scalar(self._context.source, name) for name in present)
+                yield constant(names.target + _NAME, [scale])
+                return
+        scale = 1.0
+        if self._ranges is not None:
+            outputs = [self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "kv"]
+            scale = max(scale, float(np.float32(max(outputs)) / np.float32(448.0)))
+        yield constant(names.target + _NAME, [scale])
+
+
+def kv_cache(context: SchemeContext, ranges: Ranges | None) -> Any:
+    """Return the KV cache of the options, None if it is not quantized."""
+    if context.options.kv_cache == "int8":
+        return Int8KvCache(ranges)
+    if context.options.kv_cache == "fp8":
+        return Fp8KvCache(context, ranges)
+    return None
