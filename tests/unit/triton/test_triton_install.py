@@ -113,6 +113,20 @@ def test_failed_download_quotes_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "TRITONSERVER_HOME" in caught.value.hint
 
 
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, pip: list[list[str]]) -> None:
+    (tmp_path / ".unpack-killed" / "tree").mkdir(parents=True)
+    (tmp_path / ".download-killed").mkdir()
+    install.ensure_tritonserver(cache=tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith("-killed")]
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path, pip: list[list[str]]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError, match=r"cannot unpack tritonserver into .*file") as caught:
+        install.ensure_tritonserver(cache=tmp_path / "file")
+    assert "TRITONSERVER_HOME" in caught.value.hint
+
+
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITONSERVER_HOME", str(tmp_path))
     assert install.default_home() == tmp_path
