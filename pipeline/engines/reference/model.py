@@ -37,11 +37,15 @@ class Norm:
 
     def __call__(self, x: F32) -> F32:
         """Return the normalized [h, T]."""
+        # np.add.reduce and not mean(): the method's Python part costs more than the sum of one token.
+        share = np.float32(1 / x.shape[0])
         if self.bias is not None:
-            x = x - x.mean(axis=0)
-        power = np.square(x).mean(axis=0)
+            x = x - np.add.reduce(x, axis=0) * share
+        power = np.add.reduce(np.square(x), axis=0)
+        power *= share
         power += np.float32(self.epsilon)
-        out: F32 = x / np.sqrt(power)
+        np.sqrt(power, out=power)
+        out: F32 = x / power
         out *= self.weight
         if self.bias is not None:
             out += self.bias
@@ -162,7 +166,7 @@ class Model:
     ) -> F32:
         heads, kv_heads = self.config.heads, self.config.kv_heads
         packed = np.ascontiguousarray(layer.qkv(x, workers).T).reshape(-1, heads + 2 * kv_heads, self.config.head_size)
-        q, k, v = np.split(packed, (heads, heads + kv_heads), axis=1)
+        q, k, v = packed[:, :heads], packed[:, heads : heads + kv_heads], packed[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             layer.q_norm.heads(q)
             layer.k_norm.heads(k)

@@ -76,7 +76,12 @@ def _longrope(
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """Cosines and sines of every position: [max_seq_len, r/2] float32 each."""
+    """Cosines and sines of every position.
+
+    Attributes:
+        cos: [max_seq_len, 2, r/2] float32, each value twice.
+        sin: The same, negative in the first half.
+    """
 
     cos: F32
     sin: F32
@@ -89,24 +94,24 @@ class RotaryTable:
         that moves an angle by up to 5e-4.
         """
         angles = np.outer(np.arange(length, dtype=np.float32), frequencies.astype(np.float32))
-        return cls(np.float32(factor) * np.cos(angles), np.float32(factor) * np.sin(angles))
+        cos, sin = np.float32(factor) * np.cos(angles), np.float32(factor) * np.sin(angles)
+        return cls(np.stack([cos, cos], axis=1), np.stack([-sin, sin], axis=1))
 
     def rows(self, positions: npt.NDArray[np.intp]) -> tuple[F32, F32]:
-        """Return cosines and sines for some positions, shaped [T, 1, r/2] to broadcast over heads."""
-        return self.cos[positions][:, None, :], self.sin[positions][:, None, :]
+        """Return cosines and sines for some positions, shaped [T, 1, 2, r/2] to broadcast over heads."""
+        return self.cos[positions][:, None], self.sin[positions][:, None]
 
 
 def rotate(x: F32, cos: F32, sin: F32) -> None:
     """Rotate the first r dimensions of ``x`` in place.
 
     Args:
-        x: [T, H, head_size] float32.
-        cos: [T, 1, r/2] float32, as ``sin``, from :meth:`RotaryTable.rows`.
+        x: [T, H, head_size] float32, contiguous along the last axis.
+        cos: [T, 1, 2, r/2] float32, as ``sin``, from :meth:`RotaryTable.rows`.
     """
     half = cos.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    turned = second * cos
-    turned += first * sin
-    first *= cos
-    first -= second * sin
-    second[...] = turned
+    # Splitting an axis never copies, so this is a view.
+    pairs = x[..., : 2 * half].reshape(*x.shape[:-1], 2, half)
+    turned = pairs[:, :, ::-1] * sin
+    pairs *= cos
+    pairs += turned
