@@ -24,6 +24,7 @@ _POLL_S = 0.05
 _LOG_LINES = 400
 _QUOTED_LINES = 12
 _SHARED_MEMORY = Path("/dev/shm")
+_REGION = "trtllm_pipeline_"
 _SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
 
 # Log line of the server: level, date and time, process, then for most lines the place in its source.
@@ -92,7 +93,7 @@ class TritonServer:
             port or free_port() for port in (http_port, grpc_port, metrics_port)
         )
         self.log_path = log_path
-        self._prefix = f"trtllm_pipeline_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._prefix = f"{_REGION}{os.getpid()}_{secrets.token_hex(4)}_"
         self._daemon = Daemon(
             _command(self, install, models),
             env=_environment(install, python or Path(sys.executable), threads, env or {}),
@@ -125,6 +126,7 @@ class TritonServer:
         for endpoint, port in self._ports().items():
             if not port_is_free(port):
                 raise _port_in_use(port, endpoint)
+        remove_stale_regions()
         self._daemon.start()
 
     def wait_ready(self, timeout: float = READY_TIMEOUT_S) -> None:
@@ -213,6 +215,14 @@ class TritonServer:
         if _SHARED_MEMORY.is_dir():
             for region in _SHARED_MEMORY.glob(f"*{self._prefix}*"):
                 region.unlink(missing_ok=True)
+
+
+def remove_stale_regions(folder: Path = _SHARED_MEMORY) -> None:
+    """Remove shared memory of servers whose starter was killed before it could do so; others' are left alone."""
+    for region in folder.glob(f"{_REGION}*"):
+        owner = region.name.removeprefix(_REGION).split("_")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            region.unlink(missing_ok=True)
 
 
 def failure_reasons(lines: Iterable[str]) -> list[str]:

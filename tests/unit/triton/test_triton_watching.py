@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 
-from pipeline.triton.server import failure_reasons, free_port, port_is_free
+from pipeline.triton.server import failure_reasons, free_port, port_is_free, remove_stale_regions
 
 LOG = [
     'W1130 14:46:48.674396 16885 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
@@ -34,3 +36,11 @@ def test_free_port_can_be_bound_and_a_listening_one_is_not_free() -> None:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         assert not port_is_free(port)
+
+
+def test_shared_memory_of_dead_starters_is_removed_and_of_live_ones_kept(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # above the largest process id Linux gives
+    for name in (f"trtllm_pipeline_{dead}_ab_1", f"trtllm_pipeline_{os.getpid()}_ab_1", "psm_other"):
+        (tmp_path / name).touch()
+    remove_stale_regions(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["psm_other", f"trtllm_pipeline_{os.getpid()}_ab_1"]
