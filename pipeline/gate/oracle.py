@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import PipelineError, PreflightError
+from pipeline.gate.available import transformers_available
 from pipeline.gate.baseline import Baseline, load_baseline, save_baseline
 from pipeline.gate.protocol import Protocol, shipped_text
 from pipeline.gate.scoring import Progress
@@ -26,11 +26,6 @@ from pipeline.gate.witness import TOP_K, take_baseline
 RunProgram = Callable[[Sequence[str], Mapping[str, str], Callable[[str], None]], object]
 NAME = "baseline"
 _PROGRESS = "progress "
-
-
-def transformers_available() -> bool:
-    """Say whether this interpreter can make the baseline itself, without importing torch."""
-    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
 
 
 def transformers_baseline(

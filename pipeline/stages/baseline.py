@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.spec import Spec
 from pipeline.errors import PreflightError, SourceError
-from pipeline.gate.baseline import Baseline, find_recorded, load_baseline, save_baseline
-from pipeline.gate.oracle import NAME, transformers_available, transformers_baseline
-from pipeline.gate.protocol import Protocol, shipped_text
-from pipeline.gate.tokenizer import GateTokenizer
+from pipeline.gate.available import transformers_available
 from pipeline.stages.base import StageContext
 from pipeline.stages.gate_options import protocol_of, recorded_names
+
+if TYPE_CHECKING:
+    from pipeline.gate.baseline import Baseline
+    from pipeline.gate.protocol import Protocol
+
+NAME = "baseline"
 
 
 class BaselineStage:
@@ -35,6 +38,7 @@ class BaselineStage:
     def run(self, context: StageContext) -> None:
         """Find or make the best baseline: recorded, then transformers, then the unquantized conversion."""
         from pipeline.checkpoint.digest import weights_digest
+        from pipeline.gate.baseline import save_baseline
 
         source = context.inputs["fetch"] / "model"
         wanted = context.spec.gate.baseline
@@ -45,6 +49,8 @@ class BaselineStage:
         context.facts["baseline"] = {"kind": baseline.kind, "source_digest": digest, "versions": baseline.versions}
 
     def _choose(self, context: StageContext, wanted: str, source: Path, digest: str, protocol: Protocol) -> Baseline:
+        from pipeline.gate.baseline import find_recorded
+
         python = context.spec.gate.baseline_python
         if wanted in ("auto", "recorded"):
             recorded = find_recorded(digest)
@@ -68,10 +74,13 @@ class BaselineStage:
 
     def check(self, path: Path) -> None:
         """Read it back."""
+        from pipeline.gate.baseline import load_baseline
+
         load_baseline(path / f"{NAME}.json")
 
 
 def _ask_transformers(context: StageContext, source: Path, digest: str, protocol: Protocol, python: str) -> Baseline:
+    from pipeline.gate.oracle import transformers_baseline
     from pipeline.runners.process import run
 
     def run_program(argv: Any, env: Any, on_line: Any) -> None:
@@ -92,6 +101,8 @@ def _unquantized(context: StageContext, source: Path, digest: str, protocol: Pro
     """Let the reference engine answer for a conversion in the source's own type."""
     from pipeline.checkpoint import ConvertOptions, convert_checkpoint, open_source, write_tokenizer
     from pipeline.engines.reference import ReferenceEngine
+    from pipeline.gate.protocol import shipped_text
+    from pipeline.gate.tokenizer import GateTokenizer
     from pipeline.gate.witness import take_baseline
 
     scratch = context.out / ".unquantized"

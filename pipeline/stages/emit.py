@@ -9,10 +9,7 @@ from typing import Any
 
 from pipeline.config.spec import Spec
 from pipeline.errors import SourceError
-from pipeline.gate.results import read_results
-from pipeline.report.html import write_report
 from pipeline.stages.base import StageContext
-from pipeline.stages.compose import compose_file
 from pipeline.stages.manifest import NAME, file_digests, manifest, write_json
 
 REPOSITORY = "model_repository"
@@ -23,7 +20,7 @@ class EmitStage:
     """Output: everything that is exported, one relocatable folder."""
 
     name = "emit"
-    version = 1
+    version = 2
     inputs: tuple[str, ...] = ("fetch", "convert", "build", "baseline", "validate")
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
@@ -32,6 +29,9 @@ class EmitStage:
 
     def run(self, context: StageContext) -> None:
         """Write the tree; the manifest last."""
+        from pipeline.gate.results import read_results
+        from pipeline.report.html import write_report
+        from pipeline.stages.compose import compose_file
         from pipeline.triton.repository import RepositorySettings, emit_repository
 
         spec, out = context.spec, context.out
@@ -49,13 +49,14 @@ class EmitStage:
         write_json(out / FRONTEND_SETTINGS, _frontend_settings(spec, limits["max_seq_len"]))
         (out / "compose.yaml").write_text(compose_file(spec), encoding="utf-8")
         gate = read_results(out / "gate.json")
+        document = manifest(spec, context.records, gate)
+        stages = [{"name": name, "artefact": record.artefact} for name, record in context.records.items()]
+        write_report(out, manifest=document, evaluation_json=gate, stages=stages)
         linked = {
             f"{REPOSITORY}/tensorrt_llm/1/{Path(entry.path).name}": ("build", entry.path)
             for entry in context.records["build"].entries
         }
-        document = manifest(spec, context.records, gate, file_digests(out, context.records, linked))
-        stages = [{"name": name, "artefact": record.artefact} for name, record in context.records.items()]
-        write_report(out, manifest=document, evaluation_json=gate, stages=stages)
+        document["files"] = file_digests(out, context.records, linked)
         write_json(out / NAME, document)
 
     def check(self, path: Path) -> None:

@@ -22,16 +22,13 @@ _KIND = {
 _NATIVE_NOTE = "native conversion, bit-checked against NVIDIA's converter; no engine has been built from it here"
 
 
-def manifest(
-    spec: Spec, records: Mapping[str, Record], gate: Mapping[str, Any], files: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the manifest.
+def manifest(spec: Spec, records: Mapping[str, Record], gate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest, still without ``files``.
 
     Args:
         spec: The job.
-        records: Of the stages that finished, by name.
+        records: Of the stages whose results are in it, by name.
         gate: The gate's document.
-        files: Relative path to sha256 of everything emitted beside the manifest.
     """
     facts = {name: record.facts for name, record in records.items()}
     return {
@@ -58,7 +55,6 @@ def manifest(
         },
         "checkpoint_digest": gate["candidate"]["checkpoint_digest"],
         "artefacts": {name: record.artefact for name, record in records.items()},
-        "files": dict(sorted(files.items())),
         "pipeline": __version__,
     }
 

@@ -9,22 +9,16 @@ from typing import Any
 
 from pipeline.config.spec import Spec
 from pipeline.errors import SourceError
-from pipeline.gate.baseline import load_baseline
-from pipeline.gate.evaluate import evaluate
-from pipeline.gate.oracle import NAME
-from pipeline.gate.protocol import shipped_text
-from pipeline.gate.results import gate_document, read_results, require_passed, summary_lines, write_results
-from pipeline.gate.tokenizer import GateTokenizer
-from pipeline.gate.verdict import judge
 from pipeline.stages.base import StageContext
+from pipeline.stages.baseline import NAME
 from pipeline.stages.gate_options import protocol_of, thresholds_of
 
 
 class ValidateStage:
-    """Output: ``gate.json`` and ``junit.xml``. A verdict other than passed ends the run."""
+    """Output: ``gate.json``, ``junit.xml``, ``report.html``. A verdict other than passed ends the run."""
 
     name = "validate"
-    version = 1
+    version = 2
     inputs: tuple[str, ...] = ("convert", "build", "baseline")
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
@@ -34,6 +28,13 @@ class ValidateStage:
     def run(self, context: StageContext) -> None:
         """Measure, judge, write the results; they are kept with the log when the verdict is not passed."""
         from pipeline.engines.reference import EngineError, ReferenceEngine
+        from pipeline.gate.baseline import load_baseline
+        from pipeline.gate.evaluate import evaluate
+        from pipeline.gate.protocol import shipped_text
+        from pipeline.gate.results import gate_document, require_passed, summary_lines, write_results
+        from pipeline.gate.tokenizer import GateTokenizer
+        from pipeline.gate.verdict import judge
+        from pipeline.report.html import write_report
 
         spec = context.spec
         protocol, thresholds = protocol_of(spec.gate), thresholds_of(spec)
@@ -62,6 +63,7 @@ class ValidateStage:
             dataclasses.replace(evaluation, seconds=0.0), judge(evaluation, thresholds), thresholds
         )
         write_results(context.out, document)
+        write_report(context.out, manifest=_subject(spec), evaluation_json=document)
         for line in summary_lines(document):
             context.log.info(line)
         context.facts["verdict"] = document["verdict"]
@@ -69,4 +71,16 @@ class ValidateStage:
 
     def check(self, path: Path) -> None:
         """Read it back."""
+        from pipeline.gate.results import read_results, require_passed
+
         require_passed(read_results(path / "gate.json"))
+
+
+def _subject(spec: Spec) -> dict[str, str]:
+    """Name what was judged; when the gate refuses it, this report is all there is."""
+    return {
+        "name": spec.name,
+        "target": spec.target.resolved,
+        "model": spec.model.name,
+        "precision": spec.precision.name,
+    }

@@ -40,7 +40,7 @@ class HubSource:
         if self._commit is None:
             if not resolve:
                 raise Unresolved(
-                    f"{self._id}@{self._revision} can move; a run looks it up, source.revision=<40 hex digits> pins it"
+                    f"{self._id}@{self._revision} can move; a run looks it up, model.revision=<40 hex digits> pins it"
                 )
             self._commit = self._look_up()
         return {"kind": "hub", "id": self._id, "commit": self._commit}
