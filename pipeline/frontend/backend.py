@@ -29,7 +29,7 @@ class GenerateRequest:
     Attributes:
         request_id: Unique and starting with a letter.
         token_ids: The prompt.
-        max_tokens: New tokens at most, at least 1.
+        max_tokens: New tokens at most; 0 only scores the prompt.
         sampling: How tokens are chosen; always complete, nothing is left to the backend's defaults.
         end_id: Ends the sequence and does not appear in the output. None runs to the limit.
         stop_words: Token sequences that end the output and appear in it.

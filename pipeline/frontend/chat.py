@@ -46,6 +46,8 @@ class _Turn:
             parts = self._parser.push(delta.text) if delta.text else []
             if delta.answer.finish_reason is not None:
                 parts += self._parser.finish()
+        if self._plan.single:
+            parts = [part for part in parts if isinstance(part, str) or part.call == 0]
         for part in parts:
             if isinstance(part, str):
                 self.content += part

@@ -39,6 +39,7 @@ class ObjectScanner:
         self._escaped = False
         self._key = ""
         self._value = ""
+        self._begun = False
         self.done = False
         self.failed = False
 
@@ -108,12 +109,13 @@ class ObjectScanner:
             self.failed = self._depth > _MAX_DEPTH
         elif character in "}]":
             self._depth -= 1
-        if self._value or not character.isspace():
+        if self._begun or not character.isspace():
+            self._begun = True
             self._value += character
 
     def _end_value(self, members: list[Member]) -> None:
         text = self._value.rstrip()
-        self._value = ""
+        self._value, self._begun = "", False
         if text and (self._key in self._streamed or self._key in self._whole):
             members.append(Member(self._key, text))
 

@@ -224,7 +224,7 @@ class Service:
         request = GenerateRequest(
             request_id=request_id,
             token_ids=prompt.token_ids,
-            max_tokens=max(1, rules.max_tokens),
+            max_tokens=rules.max_tokens,
             sampling=sampling,
             end_id=end_id,
             stop_words=stop_words(rules, end_id),
@@ -262,6 +262,8 @@ class Service:
         try:
             async with self.admission.place(), aclosing(self.backend.generate(job.request)) as chunks:
                 async for chunk in chunks:
+                    if chunk.finish_reason in ("cancelled", "error"):
+                        raise BackendUnavailable(f"the model ended the sequence: {chunk.finish_reason}")
                     observed.tokens(len(chunk.token_ids))
                     text, tokens = answer.push(chunk)
                     yield Delta(index, text, tokens, answer, chunk.prompt_logprobs)

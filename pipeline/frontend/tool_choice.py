@@ -31,12 +31,14 @@ class ToolPlan:
         reading: Name of the format to read: a parser, ``list`` for a guided list of calls, or none.
         named: The one function whose arguments are the whole answer.
         guide: What forces the answer to be a call.
+        single: Whether calls after the first are left out.
     """
 
     shown: Sequence[Tool] | None = None
     reading: str = "none"
     named: str | None = None
     guide: Guide | None = None
+    single: bool = False
 
     @property
     def kept_tokens(self) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ def plan_tools(body: ChatRequest, features: Features, parser: str) -> ToolPlan:
     if choice in (None, "auto"):
         if parser == "none":
             raise unsupported("Tool calls are off: the server was started without a tool parser.", "tools")
-        return ToolPlan(shown=tools, reading=parser)
+        return ToolPlan(shown=tools, reading=parser, single=body.parallel_tool_calls is False)
     if not features.guided:
         raise unsupported("This model has no guided decoding, so a tool call cannot be forced.", "tool_choice")
     if isinstance(choice, NamedTool):

@@ -136,7 +136,8 @@ class ModelInterface:
         values: dict[str, Any] = {
             "input_ids": np.asarray(request.token_ids, np.int32),
             "input_lengths": len(request.token_ids),
-            "request_output_len": request.max_tokens,
+            # Engines make at least one token; a model that scores prompts by itself need not.
+            "request_output_len": request.max_tokens or (0 if "return_prompt_logprobs" in self.inputs else 1),
         }
         self._put(values, "streaming", request.stream and self.decoupled)
         self._put(values, "exclude_input_in_output", True)
@@ -262,6 +263,10 @@ def _features(
                 return int(parameters[name])
         return None
 
+    def filled(name: str) -> bool:
+        value = parameters.get(name, "")
+        return bool(value) and not value.startswith("${")
+
     return Features(
         inputs=frozenset(inputs),
         max_seq_len=number(*_LENGTH_PARAMETERS),
@@ -271,8 +276,9 @@ def _features(
         prompt_logprobs="return_prompt_logprobs" in inputs or (logits and "return_context_logits" in inputs),
         min_p="min_p" in inputs,
         logit_bias="embedding_bias" in inputs,
-        guided="guided_decoding_guide_type" in inputs,
-        lora="lora_task_id" in inputs,
+        guided="guided_decoding_guide_type" in inputs and filled("guided_decoding_backend"),
+        # The reference model declares all inputs of the real one and refuses some.
+        lora="lora_task_id" in inputs and parameters.get("target") != "reference",
     )
 
 

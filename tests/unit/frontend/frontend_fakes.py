@@ -26,7 +26,7 @@ ALL_FEATURES = Features(
     logit_bias=True,
     guided=True,
     lora=True,
-    max_seq_len=256,
+    max_seq_len=1024,
 )
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

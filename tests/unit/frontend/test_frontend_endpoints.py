@@ -198,7 +198,7 @@ def test_context_overflow_is_refused_before_anything_is_sent(
 
 
 def test_context_length_is_read_from_the_model(bench: Bench) -> None:
-    body = {"model": "tiny", "prompt": [20] * 300}
+    body = {"model": "tiny", "prompt": [20] * 1100}
     assert post(bench.app(), "/v1/completions", body).json()["error"]["code"] == "context_length_exceeded"
 
 

@@ -58,7 +58,7 @@ def test_special_tokens_equal_transformers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_stream_equals_library_decode_for_any_ids(kind: str, data: st.DataObject) -> None:
     tokenizer = load(kind)
