@@ -18,6 +18,7 @@ F32 = npt.NDArray[np.float32]
 
 GROWTH = 256
 MOST_SCORES = 16_000_000
+PIECE_TOKENS = 128
 WORTH_SPLITTING = 2_000_000
 
 
@@ -160,7 +161,7 @@ def _attend_prefilling(
     work = 0
     for segment in segments:
         end = segment.start + segment.count
-        step = max(1, MOST_SCORES // (heads * end))
+        step = max(1, min(PIECE_TOKENS, MOST_SCORES // (heads * end)))
         pieces += [(segment, first, min(first + step, segment.count)) for first in range(0, segment.count, step)]
         work += segment.count * end * heads * head_size
 
