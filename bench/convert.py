@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -24,18 +23,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
-# The command line where it exists, else the same call without it.
-CONVERT = (
-    [sys.executable, "-m", "pipeline", "checkpoint", "convert"]
-    if (ROOT / "pipeline" / "__main__.py").exists()
-    else [
-        sys.executable,
-        "-c",
-        "import argparse; from pipeline.checkpoint import commands; p = argparse.ArgumentParser(); "
-        "commands.add_arguments(p); commands.main(p.parse_args())",
-        "convert",
-    ]
-)
+CONVERT = [sys.executable, "-m", "pipeline", "checkpoint", "convert"]
 CASES = (
     ("same type, tp=1", ["--dtype", "bfloat16"]),
     ("to float16, tp=1", ["--dtype", "float16"]),
@@ -92,7 +80,7 @@ def make_model(folder: Path, megabytes: int) -> Path:
 def timed(argv: list[str]) -> tuple[float, int]:
     """Run a command; returns seconds and peak resident bytes."""
     began = time.perf_counter()
-    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -102,33 +90,49 @@ def timed(argv: list[str]) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Run all cases and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run all cases and print a table. Each round times the copy and the conversion one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument(
-        "--model", type=Path, help="use this model folder (one model.safetensors) in place of a random one"
-    )
-    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--model", type=Path, help="this model folder (one model.safetensors) in place of a random one")
+    parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if args.make:
+        make_model(args.make, args.megabytes)
+        return
     with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
         work = Path(scratch)
-        weights = args.model / "model.safetensors" if args.model else make_model(work / "model", args.megabytes)
-        copy = work / "copy"
-        script = f'rm -f "{copy}"; cp "{weights}" "{copy}" && sync -f "{copy}"'
-        baseline = min(timed(["sh", "-c", script])[0] for _ in range(3))
-        copy.unlink()
+        model = args.model or work / "model"
+        if args.model is None:
+            # In a process of its own: a child's peak memory starts with its parent's.
+            timed([sys.executable, __file__, "--make", str(model), "--megabytes", str(args.megabytes)])
+        weights = model / "model.safetensors"
+        subprocess.run(["sync", "-f", str(work)], check=True)
         _, bare = timed([sys.executable, "-c", "import numpy, ml_dtypes"])
-        print(f"source {weights.stat().st_size / 1e6:.0f} MB, cp + sync {baseline:.2f} s")
+        print(f"source {weights.stat().st_size / 1e6:.0f} MB; best of {args.rounds} rounds")
         for title, options in CASES:
-            out = work / "out"
-            seconds, peak = timed([*CONVERT, str(weights.parent), str(out), *options])
-            written = sum(file.stat().st_size for file in out.iterdir())
-            shutil.rmtree(out)
-            print(
-                f"{title:20s} {seconds:6.2f} s = {seconds / baseline:5.2f} × cp, "
-                f"wrote {written / 1e6:.0f} MB, peak {(peak - bare) / 1e6:+.0f} MB"
-            )
+            print(f"{title:18s} {run_case(weights, work, options, args.rounds, bare)}")
+
+
+def run_case(weights: Path, work: Path, options: list[str], rounds: int, bare: int) -> str:
+    """Time copy and conversion in turn; returns a line with the best of each."""
+    copy, out = work / "copy", work / "out"
+    copies, conversions, peaks, written = [], [], [], 0
+    for _ in range(rounds):
+        copies.append(timed(["sh", "-c", f'cp "{weights}" "{copy}" && sync -f "{copy}"'])[0])
+        copy.unlink()
+        seconds, peak = timed([*CONVERT, str(weights.parent), str(out), *options])
+        conversions.append(seconds)
+        peaks.append(peak)
+        written = sum(file.stat().st_size for file in out.iterdir())
+        shutil.rmtree(out)
+    best, base = min(conversions), min(copies)
+    rate = (written / best) / (weights.stat().st_size / base)
+    return (
+        f"{best:6.2f} s = {best / base:5.2f} × cp + sync ({base:.2f} s); wrote {written / 1e6:.0f} MB, "
+        f"{rate:.2f} × its throughput; peak {(max(peaks) - bare) / 1e6:+.0f} MB"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """SmoothQuant in the layout of TensorRT-LLM's plugins: INT8 weights and activations, made from measured ranges.
 
-Numbers follow NVIDIA's converter to the bit: the model is float16 during calibration, smoothing factors are float64, and
-127 / amax of a weight is rounded to float16 before use.
+Numbers follow NVIDIA's converter to the bit: the model is float16 during calibration, smoothing factors are float64,
+and 127 / amax of a weight is rounded to float16 before use.
 
 Source: checkpoint format of TensorRT-LLM, SmoothQuant part; verified against its own conversions.
 """
@@ -289,7 +289,7 @@ class SmoothQuant(Scheme):
     def _accumulator_scales(
         self, group: _Group, linears: Sequence[str], to_int: Sequence[Array], fused: bool
     ) -> list[Array]:
-        """Return what turns an int32 accumulator into int8 output: (127 / y) / ((127 / x) * (127 / w)), [out, 1] each."""
+        """Return what turns int32 accumulators into int8: (127 / y) / ((127 / x) * (127 / w)), [out, 1] each."""
         y = levels_over(np.float32(max(self._ranges.output(name).max() for name in linears)))
         x = levels_over(group.input_amax)
         if fused or self._options.per_channel:

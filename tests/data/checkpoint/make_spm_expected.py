@@ -3,7 +3,8 @@
     python make_spm_expected.py
 
 The models were trained by the same package on English text: `spm_bpe` and `spm_nodummy` are BPE with byte fallback, the
-second without leading space and with the user-defined symbols `<turn>` and two newlines; `spm_unigram` cannot be converted.
+second without leading space and with the user-defined symbols `<turn>` and two newlines; `spm_unigram` cannot be
+converted.
 """
 
 import json
