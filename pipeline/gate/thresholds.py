@@ -134,8 +134,6 @@ def required_tokens(thresholds: Thresholds, *, precision: str, expected_ratio: f
     Returns:
         A multiple of the block; None when the limit is off or the expectation already breaks it.
     """
-    from pipeline.gate.statistics import samples_needed
-
     if thresholds.perplexity_ratio_max is None:
         return None
     distance = math.log(thresholds.perplexity_ratio_max / expected_ratio)

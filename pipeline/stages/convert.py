@@ -32,7 +32,7 @@ class ConvertStage:
             dtype=spec.precision.dtype,
             tp=spec.parallel.tp,
             pp=spec.parallel.pp,
-            embedding_sharding=spec.parallel.embedding_sharding,
+            embedding_sharding=spec.parallel.embedding_sharding,  # type: ignore[arg-type]  # checked there
         )
         report = convert_checkpoint(source, context.out / "checkpoint", options=options, progress=context.progress)
         tokenizer = write_tokenizer(source, context.out / "tokenizer")

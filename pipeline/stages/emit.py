@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
 from typing import Any
 
 from pipeline.config.spec import Spec
@@ -41,10 +41,14 @@ class EmitStage:
             out / REPOSITORY,
             checkpoint=context.inputs["build"] / "engine",
             tokenizer=tokenizer,
-            settings=RepositorySettings(threads=spec.runner.threads or None, **limits),
+            settings=RepositorySettings(
+                max_batch_size=limits["max_batch_size"],
+                max_seq_len=limits["max_seq_len"],
+                threads=spec.runner.threads or None,
+            ),
         )
-        _copy_files(tokenizer, out / "tokenizer")
-        _copy_files(context.inputs["validate"], out)
+        copytree(tokenizer, out / "tokenizer", copy_function=copyfile)
+        copytree(context.inputs["validate"], out, copy_function=copyfile, dirs_exist_ok=True)
         (out / "frontend").mkdir()
         write_json(out / FRONTEND_SETTINGS, _frontend_settings(spec, limits["max_seq_len"]))
         (out / "compose.yaml").write_text(compose_file(spec), encoding="utf-8")
@@ -82,9 +86,3 @@ def _frontend_settings(spec: Spec, max_seq_len: int) -> dict[str, Any]:
         "max_seq_len": max_seq_len,
         "tool_parser": spec.frontend.tool_parser,
     }
-
-
-def _copy_files(source: Path, target: Path) -> None:
-    target.mkdir(exist_ok=True)
-    for path in sorted(source.iterdir()):
-        copyfile(path, target / path.name)

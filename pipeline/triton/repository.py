@@ -20,6 +20,7 @@ from typing import Any
 
 import pipeline
 from pipeline.errors import ConfigError, SourceError
+from pipeline.facts.shipped import shipped
 from pipeline.triton import tensors
 from pipeline.triton.model_config import ModelConfig, ensemble_model, python_model, write_config
 from pipeline.triton.special_ids import SpecialIds, read_special_ids
@@ -27,7 +28,6 @@ from pipeline.triton.special_ids import SpecialIds, read_special_ids
 LAYOUT_VERSION = "1"
 VERSION_FOLDER = "1"
 STAMP = "repository_layout"
-TEMPLATES = "triton_repo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,6 @@ class RepositorySettings:
     skip_special_tokens: bool = True
 
 
-def template_root() -> Path:
-    """Return the folder of the ``model.py`` templates: packaged, or beside the package in a checkout.
-
-    Raises:
-        SourceError: The installation lacks it.
-    """
-    package = Path(pipeline.__file__).resolve().parent
-    for folder in (package / TEMPLATES, package.parent / TEMPLATES):
-        if folder.is_dir():
-            return folder
-    raise SourceError(f"the folder {TEMPLATES} is missing beside {package}", hint="reinstall the package")
-
-
 def emit_repository(out: Path, *, checkpoint: Path, tokenizer: Path, settings: RepositorySettings) -> None:
     """Write a model repository.
 
@@ -96,7 +83,7 @@ def emit_repository(out: Path, *, checkpoint: Path, tokenizer: Path, settings: R
 
 def _emit_reference(out: Path, checkpoint: Path, tokenizer: Path, settings: RepositorySettings) -> None:
     vocab_size = _vocab_size(checkpoint)
-    templates = template_root() / "reference"
+    templates = shipped("triton_repo") / "reference"
     configs = reference_configs(settings, read_special_ids(tokenizer), vocab_size)
     for name, config in configs.items():
         write_config(out / name, config)

@@ -22,6 +22,8 @@ _WANTED = (
     "NOTICE*",
     "USE_POLICY*",
 )
+# The one folder that belongs to a model: further templates of its tokenizer.
+TEMPLATES = "additional_chat_templates"
 # Leftovers of training that share a weight's ending.
 _UNWANTED = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*", "*.index.json.tmp")
 
@@ -29,15 +31,22 @@ _BLOCK_BYTES = 4 << 20
 
 
 def wanted(names: Iterable[str]) -> list[str]:
-    """Return the names that a conversion can need, sorted; pickled weights only when there are no others."""
-    chosen = sorted(
-        name
-        for name in names
-        if any(fnmatch(name, pattern) for pattern in _WANTED) and not any(fnmatch(name, p) for p in _UNWANTED)
-    )
+    """Return the names that a conversion can need, sorted; pickled weights only when there are no others.
+
+    Args:
+        names: Paths relative to the model's folder. Of folders only that of the templates counts.
+    """
+    chosen = sorted(name for name in names if _is_wanted(name))
     if any(fnmatch(name, "*.safetensors") for name in chosen):
         chosen = [name for name in chosen if not fnmatch(name, "*.bin") and not fnmatch(name, "*.pth")]
     return chosen
+
+
+def _is_wanted(name: str) -> bool:
+    folder, _, rest = name.rpartition("/")
+    if folder:
+        return folder == TEMPLATES and fnmatch(rest, "*.jinja")
+    return any(fnmatch(name, pattern) for pattern in _WANTED) and not any(fnmatch(name, p) for p in _UNWANTED)
 
 
 def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:

@@ -100,8 +100,9 @@ class HubSource:
                 cached = Path(snapshot_download(self._id, revision=commit, local_files_only=True))
             except LocalEntryNotFoundError:
                 raise unreachable.error from unreachable
-            found = {p.name: _RemoteFile(p.name, p.stat().st_size, None) for p in cached.iterdir() if p.is_file()}
-        names = wanted(name for name in found if "/" not in name)
+            paths = {p.relative_to(cached).as_posix(): p for p in cached.rglob("*") if p.is_file()}
+            found = {name: _RemoteFile(name, p.stat().st_size, None) for name, p in paths.items()}
+        names = wanted(found)
         if not names:
             raise SourceError(f"{self._id}@{commit} holds no model files")
         return [found[name] for name in names]

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config.spec import Spec
 from pipeline.errors import SourceError
 from pipeline.stages.base import StageContext, Unresolved
-from pipeline.stages.sources.files import copy_file, sha256_file, wanted
+from pipeline.stages.sources.files import TEMPLATES, copy_file, sha256_file, wanted
 
 # What planning may read to tell a hit from a miss: about a third of a second.
 _PLAN_BYTES = 512 << 20
@@ -60,7 +60,8 @@ class LocalSource:
             raise SourceError(
                 f"source.path={self._path} is not a file or folder", hint="give the folder that holds config.json"
             )
-        names = wanted(entry.name for entry in self._path.iterdir() if entry.is_file())
+        entries = [*self._path.iterdir(), *(self._path / TEMPLATES).glob("*")]
+        names = wanted(entry.relative_to(self._path).as_posix() for entry in entries if entry.is_file())
         if not names:
             raise SourceError(
                 f"{self._path} holds no model files (config.json, *.safetensors, *.gguf)",
