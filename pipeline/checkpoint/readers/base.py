@@ -110,8 +110,9 @@ class OpenFiles:
             except OSError as error:
                 raise SourceError(f"{path}: {what}: cannot be read ({error})") from error
             if count == 0:
+                size = os.fstat(self._descriptors[path]).st_size
                 raise SourceError(
-                    f"{path}: {what}: file ends at byte {offset + done}; expected {offset + len(view)}",
+                    f"{path}: {what}: file ends at byte {size}; expected {offset + len(view)} or more",
                     hint="the file is truncated or was changed while it was read; fetch it again",
                 )
             done += count

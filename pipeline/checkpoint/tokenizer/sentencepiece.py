@@ -24,7 +24,7 @@ _BPE = 2
 _MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 _HINT = "take tokenizer.json from the model's page, or make it with transformers (AutoTokenizer.save_pretrained)"
 _COPIED = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
-_PROBES = 4000
+_PROBES = 2000
 
 
 def write_from_sentencepiece(source: Path, out: Path) -> TokenizerReport:

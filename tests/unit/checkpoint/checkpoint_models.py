@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ def config(**changes: Any) -> dict[str, Any]:
 def llama_tensors(config: Mapping[str, Any], dtype: Any = bfloat16, seed: int = 5) -> Tensors:
     """Return random tensors that fit a llama-like config, biases where the config has them."""
     rng = np.random.default_rng(seed)
+    shapes = llama_shapes(config)
+    return {name: rng.normal(0, 0.5, shape).astype(np.float32).astype(dtype) for name, shape in shapes.items()}
+
+
+def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a llama-like config."""
     hidden, width, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head = config.get("head_dim") or hidden // heads
@@ -63,7 +70,7 @@ def llama_tensors(config: Mapping[str, Any], dtype: Any = bfloat16, seed: int = 
         shapes[f"{at}post_attention_layernorm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocab, hidden)
-    return {name: rng.normal(0, 0.5, shape).astype(np.float32).astype(dtype) for name, shape in shapes.items()}
+    return shapes
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: Tensors, shards: int = 1) -> Path:
@@ -168,3 +175,26 @@ def gguf_tensors() -> Tensors:
 def gguf_source_tensors() -> Tensors:
     """Return the Hugging Face tensors of the tiny GGUF model, float32."""
     return llama_tensors(config(tie_word_embeddings=True, intermediate_size=64), np.float32)
+
+
+def sparse_llama(folder: Path, *, shards: int, **changes: Any) -> Path:
+    """Save a tied llama of zeros as sparse files: of any size, and nothing is written."""
+    chosen = config(tie_word_embeddings=True, **changes)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(chosen))
+    shapes = sorted(llama_shapes(chosen).items())
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors" if shards > 1 else "model.safetensors"
+        header, end = {}, 0
+        for name, shape in shapes[shard::shards]:
+            begin, end = end, end + 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+            weight_map[name] = file
+        text = json.dumps(header).encode()
+        with (folder / file).open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.truncate(8 + len(text) + end)
+    if shards > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
