@@ -165,20 +165,16 @@ def _attend_prefilling(
         pieces += [(segment, first, min(first + step, segment.count)) for first in range(0, segment.count, step)]
         work += segment.count * end * heads * head_size
 
-    def drain(_: int) -> None:
-        # Popping from a list is atomic; whoever is free takes the next piece.
-        while pieces:
-            try:
-                segment, first, last = pieces.pop()
-            except IndexError:
-                return
-            rows = slice(segment.offset + first, segment.offset + last)
-            out[rows] = _attend_rows(q[rows], segment, segment.start + first, layer, rule)
+    def piece(index: int) -> None:
+        segment, first, last = pieces[index]
+        rows = slice(segment.offset + first, segment.offset + last)
+        out[rows] = _attend_rows(q[rows], segment, segment.start + first, layer, rule)
 
-    if len(pieces) > 1 and work // len(pieces) >= WORTH_SPLITTING:
-        workers.run(drain)
+    if work >= WORTH_SPLITTING * len(pieces):
+        workers.run(piece, len(pieces))
     else:
-        drain(0)
+        for index in range(len(pieces)):
+            piece(index)
 
 
 def _attend_rows(q: F32, segment: Segment, position: int, layer: int, rule: AttentionRule) -> F32:

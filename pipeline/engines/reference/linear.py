@@ -21,23 +21,22 @@ F32 = npt.NDArray[np.float32]
 SMALL_PRODUCT = 1_000_000
 MOST_TOKENS_IN_BLOCKS = 48
 ROW_STEP = 16
-WORTH_SPLITTING = 500_000
+# Multiply-adds of a piece that is worth handing to another thread: some tens of microseconds.
+PIECE = 150_000
+PIECES_PER_WORKER = 4
 
 
 def multiply(weight: F32, x: F32, workers: Workers) -> F32:
     """Return ``weight @ x``: [N, K] times [K, T] float32, the rows divided among the workers."""
     rows, tokens = weight.shape[0], x.shape[1]
     out = np.empty((rows, tokens), np.float32)
-    if workers.active == 1 or weight.size * tokens < WORTH_SPLITTING:
-        _multiply_rows(weight, x, out)
-        return out
-    share = -(-rows // (workers.active * ROW_STEP)) * ROW_STEP
+    share = _rows_per_piece(weight.shape, tokens, workers)
 
-    def part(index: int) -> None:
-        rows_of_part = slice(index * share, (index + 1) * share)
-        _multiply_rows(weight[rows_of_part], x, out[rows_of_part])
+    def piece(index: int) -> None:
+        part = slice(index * share, (index + 1) * share)
+        _multiply_rows(weight[part], x, out[part])
 
-    workers.run(part)
+    workers.run(piece, -(-rows // share))
     return out
 
 
@@ -45,21 +44,28 @@ def multiply_to_rows(weight: F32, x: F32, workers: Workers) -> F32:
     """Return ``(weight @ x).T``: [T, N] float32, contiguous per token, as sampling wants its logits."""
     rows, tokens = weight.shape[0], x.shape[1]
     out = np.empty((tokens, rows), np.float32)
-    share = -(-rows // (workers.active * ROW_STEP)) * ROW_STEP
-
+    share = _rows_per_piece(weight.shape, tokens, workers)
     x_rows = np.ascontiguousarray(x.T) if tokens > MOST_TOKENS_IN_BLOCKS else x
 
-    def part(index: int) -> None:
-        columns = slice(index * share, (index + 1) * share)
+    def piece(index: int) -> None:
+        part = slice(index * share, (index + 1) * share)
         if tokens > MOST_TOKENS_IN_BLOCKS:
-            np.matmul(x_rows, weight[columns].T, out=out[:, columns])
+            np.matmul(x_rows, weight[part].T, out=out[:, part])
             return
-        product = np.empty((weight[columns].shape[0], tokens), np.float32)
-        _multiply_rows(weight[columns], x, product)
-        out[:, columns] = product.T
+        product = np.empty((weight[part].shape[0], tokens), np.float32)
+        _multiply_rows(weight[part], x, product)
+        out[:, part] = product.T
 
-    workers.run(part)
+    workers.run(piece, -(-rows // share))
     return out
+
+
+def _rows_per_piece(shape: tuple[int, ...], tokens: int, workers: Workers) -> int:
+    rows, inputs = shape
+    if workers.active == 1:
+        return rows
+    pieces = min(workers.active * PIECES_PER_WORKER, max(1, rows * inputs * tokens // PIECE))
+    return -(-rows // (pieces * ROW_STEP)) * ROW_STEP
 
 
 def _multiply_rows(weight: F32, x: F32, out: F32) -> None:

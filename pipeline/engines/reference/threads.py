@@ -1,12 +1,13 @@
 """Threads of the engine: its own few workers, and BLAS held to one thread.
 
 OpenBLAS threads spin while they wait for each other. When anything else runs on the machine, a decode step of many
-small products then takes a hundred times as long. The engine's workers split the rows of a product among them and
-sleep while they wait, so that a busy neighbour costs its share and no more.
+small products then takes a hundred times as long. The engine's workers take pieces of a product as they come, and sleep
+in between: a busy neighbour costs its share and no more.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -56,67 +57,99 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Worker:
-    """A sleeping thread that runs one task at a time."""
+class _Job:
+    """Numbered pieces of one task; whoever is free takes the next."""
 
-    def __init__(self, index: int) -> None:
-        # NOTE: bare locks, handed from thread to thread; a hand-over with semaphores, which are Python code, costs
-        # twice as much, and there are a hundred per token.
-        self._go = threading.Lock()
-        self._done = threading.Lock()
-        self._go.acquire()
-        self._done.acquire()
-        self._task: Callable[[int], None] | None = None
-        self._error: BaseException | None = None
-        self._index = index
-        threading.Thread(target=self._serve, name=f"reference-engine-{index}", daemon=True).start()
-
-    def start(self, task: Callable[[int], None] | None) -> None:
-        """Hand over a task; None ends the thread."""
+    def __init__(self, task: Callable[[int], None], pieces: int) -> None:
         self._task = task
-        self._go.release()
+        self._pieces = pieces
+        # next() of a count is atomic: no piece is taken, and no last piece found, twice.
+        self._taken = itertools.count()
+        self._finished = itertools.count(1)
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._error: BaseException | None = None
+
+    def help(self) -> None:
+        """Run pieces until none is left to take."""
+        while (piece := next(self._taken)) < self._pieces:
+            try:
+                self._task(piece)
+            except BaseException as error:  # raised again in wait(), by the thread that asked
+                self._error = error
+            if next(self._finished) == self._pieces:
+                self._done.release()
 
     def wait(self) -> None:
-        """Wait for the task and raise what it raised."""
+        """Wait until all pieces are finished."""
         self._done.acquire()
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            raise self._error
+
+
+class _Helper:
+    """A thread that sleeps until it is shown a job.
+
+    ``_is_asleep`` is set by this thread only and cleared by the other side only, before each release of the bare lock:
+    the lock is never released twice. (A semaphore would be simpler, and twice as slow a hundred times per token.)
+    """
+
+    def __init__(self, index: int) -> None:
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._job: _Job | None = None
+        self._is_asleep = True
+        self._is_closing = False
+        threading.Thread(target=self._serve, name=f"reference-engine-{index}", daemon=True).start()
+
+    def show(self, job: _Job) -> None:
+        """Wake the thread for a job; one that is still awake misses it."""
+        if self._is_asleep:
+            self._job = job
+            self._is_asleep = False
+            self._wake.release()
+
+    def close(self) -> None:
+        """End the thread, after the job it may be at."""
+        self._is_closing = True
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wake.release()
 
     def _serve(self) -> None:
-        while True:
-            self._go.acquire()
-            if self._task is None:
-                return
-            try:
-                self._task(self._index)
-            except BaseException as error:  # raised again by wait(), in the thread that asked
-                self._error = error
-            self._done.release()
+        while not self._is_closing:
+            self._wake.acquire()
+            if self._job is not None:
+                self._job.help()
+                self._job = None
+            self._is_asleep = True
 
 
 class Workers:
-    """Runs the parts of a task side by side; the calling thread is worker 0.
+    """Runs pieces of a task side by side. The calling thread works too, and never waits for one that has not come.
 
-    ``active`` workers of at most ``count`` take part; :meth:`choose` finds the best number by measurement.
+    A helper that the system does not schedule in time finds nothing left to do: on a busy machine the work takes as
+    long as with one thread, not longer. ``active`` threads of at most ``count`` take part; :meth:`choose` finds the
+    best number by measurement.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.active = count
         self._chosen_at = float("-inf")
-        self._others = [_Worker(index) for index in range(1, count)]
+        self._helpers = [_Helper(index) for index in range(1, count)]
 
-    def run(self, task: Callable[[int], None]) -> None:
-        """Call ``task(i)`` for i in 0 .. active-1 and return when all have ended."""
-        others = self._others[: self.active - 1]
-        for worker in others:
-            worker.start(task)
-        try:
-            task(0)
-        finally:
-            for worker in others:
-                worker.wait()
+    def run(self, task: Callable[[int], None], pieces: int) -> None:
+        """Call ``task(i)`` for i in 0 .. pieces-1, in any order, and return when all have ended."""
+        if self.active == 1 or pieces == 1:
+            for piece in range(pieces):
+                task(piece)
+            return
+        job = _Job(task, pieces)
+        for helper in self._helpers[: min(self.active, pieces) - 1]:
+            helper.show(job)
+        job.help()
+        job.wait()
 
     def choose(self, probe: Callable[[], None]) -> None:
         """Set ``active`` to the count that runs ``probe`` fastest, unless that was found a moment ago.
@@ -145,7 +178,7 @@ class Workers:
 
     def close(self) -> None:
         """End the threads."""
-        for worker in self._others:
-            worker.start(None)
-        self._others = []
+        for helper in self._helpers:
+            helper.close()
+        self._helpers = []
         self.active = 1
