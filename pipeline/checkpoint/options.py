@@ -31,12 +31,13 @@ class ConvertOptions:
         pp: Pipeline parallel size; the first stages get the layers left over.
         embedding_sharding: Whether ``vocab_embedding`` is whole on every rank, split by vocabulary rows, or by columns.
         quant: How linear layers are quantized. ``int8`` and ``int4`` are weight-only: the builder packs the weights,
-            the checkpoint keeps 16 bits. ``fp8`` takes over a source that is FP8 already (also recognised without).
+            the checkpoint keeps 16 bits. ``fp8`` takes over a source that is FP8 already (also recognised without), or
+            quantizes by measured ranges.
         alpha: Strength of smoothing, 0 to 1 (smoothquant).
         per_channel: A scale per output channel of the weights, else per tensor (smoothquant).
         per_token: Activations scaled per token at run time, else by one measured range (smoothquant).
         kv_cache: Type of a quantized KV cache.
-        ranges: File of measured activation ranges (smoothquant, INT8 KV cache).
+        ranges: File of measured activation ranges (fp8, smoothquant, quantized KV cache).
         workers: Threads that read, cast and write; None takes the number of processors, at most 4. Never changes a
         byte.
     """

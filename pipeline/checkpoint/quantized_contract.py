@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import SourceError
@@ -33,6 +33,10 @@ def quantized_layer(config: Mapping[str, Any], layer: Mapping[str, Spec]) -> dic
         tensors.update(_fp8_rowwise(layer))
     elif algorithm is not None and algorithm.startswith("W8A8_SQ_") and algorithm.endswith("_PLUGIN"):
         tensors.update(_smoothquant(layer, algorithm))
+    elif isinstance(algorithm, str) and algorithm in _MODELOPT:
+        for module, shape in _weights(layer):
+            specs = _MODELOPT[algorithm](shape, str(config["dtype"]), int(quantization.get("group_size") or 128))
+            tensors.update({f"{module}.{name}": spec for name, spec in specs.items()})
     elif algorithm not in (None, "W8A16", "W4A16"):
         raise SourceError(f"config.json: no contract for quant_algo {algorithm}")
     if quantization.get("kv_cache_quant_algo") is not None:
@@ -73,3 +77,47 @@ def _smoothquant(layer: Mapping[str, Spec], algorithm: str) -> Iterator[tuple[st
                 yield f"{module.partition('.')[0]}.quantization_scaling_factor", _ONE
     yield "input_layernorm.scale_to_int", _ONE
     yield "post_layernorm.scale_to_int", _ONE
+
+
+def _int8_per_channel(shape: tuple[int, ...], dtype: str, group: int) -> dict[str, Spec]:
+    return {
+        "weight": (shape, "int8"),
+        "weights_scaling_factor": (shape[:1], "float32"),
+        "prequant_scaling_factor": (shape[1:], dtype),
+        "activation_scaling_factor": _ONE,
+    }
+
+
+def _awq(shape: tuple[int, ...], dtype: str, group: int) -> dict[str, Spec]:
+    out, width = shape
+    return {
+        # Two output rows in a byte.
+        "weight": ((out // 2, width), "int8"),
+        "weights_scaling_factor": ((out, width // group), "float32"),
+        "prequant_scaling_factor": ((width,), dtype),
+    }
+
+
+def _awq_int8(shape: tuple[int, ...], dtype: str, group: int) -> dict[str, Spec]:
+    second = {"weights_scaling_factor_2": _ONE, "activation_scaling_factor": _ONE}
+    return {**_awq(shape, dtype, group), **second}
+
+
+def _nvfp4(shape: tuple[int, ...], dtype: str, group: int) -> dict[str, Spec]:
+    out, width = shape
+    return {
+        # Two input columns in a byte.
+        "weight": ((out, width // 2), "uint8"),
+        "weights_scaling_factor": ((out, width // group), "float8_e4m3fn"),
+        "weights_scaling_factor_2": ((), "float32"),
+        "activation_scaling_factor": ((), "float32"),
+    }
+
+
+# Schemes that nvidia-modelopt writes; measured on exports of version 0.47.
+_MODELOPT: Mapping[str, Callable[[tuple[int, ...], str, int], dict[str, Spec]]] = {
+    "W8A8_SQ_PER_CHANNEL": _int8_per_channel,
+    "W4A16_AWQ": _awq,
+    "W4A8_AWQ": _awq_int8,
+    "NVFP4": _nvfp4,
+}

@@ -11,9 +11,10 @@ from pipeline.checkpoint.ledger import compare_targets
 from pipeline.checkpoint.readers.safetensors_file import read_safetensors_header
 from pipeline.errors import Finding, SourceError
 
-# Tables that NVIDIA's converter also stores. The model computes them at load and does not need them.
+# Tensors that other converters also store. The model computes them at load, or folds them into others.
 _DERIVED = re.compile(
-    r"embed_positions(_for_gpt_attention)?|rotary_inv_freq|.*\.clamp_val|.*kv_cache_rcp_scaling_factor"
+    r"embed_positions(_for_gpt_attention)?|rotary_inv_freq|.*\.clamp_val|.*\.kv_cache_rcp_scaling_factor"
+    r"|.*\.[kv]_cache_scaling_factor"
 )
 
 

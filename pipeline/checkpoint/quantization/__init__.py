@@ -94,10 +94,9 @@ def _weights(context: SchemeContext, ranges: Ranges | None) -> Scheme:
         from pipeline.checkpoint.quantization.smoothquant import SmoothQuant
 
         return SmoothQuant(context, ranges)
-    raise ConfigError(
-        f"quant is {quant!r}; expected a source whose weights already are FP8",
-        hint="for 16-bit weights use fp8_rowwise, which needs no calibration",
-    )
+    from pipeline.checkpoint.quantization.fp8_static import StaticFp8
+
+    return StaticFp8(context, ranges)
 
 
 def _refuse_foreign_quantization(context: SchemeContext, fp8_source: bool) -> None:

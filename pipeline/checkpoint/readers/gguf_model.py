@@ -26,7 +26,6 @@ _MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 # general.architecture -> (model class, model_type, whether q and k rows are stored interleaved).
 _CLASSES = {
     "llama": ("LlamaForCausalLM", "llama", True),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2", False),
 }
 
 
@@ -112,6 +111,7 @@ def gguf_config(header: GgufHeader, dtype: str, where: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        "sliding_window": metadata.get(f"{kind}.attention.sliding_window"),
         "gguf_interleaved": interleaved,
     }
     for name in ("bos", "eos", "unknown", "padding"):
