@@ -81,7 +81,7 @@ def plan_conversion(source: TensorSource, options: ConvertOptions) -> Conversion
         config=config,
         ignored_tensors=ledger.ignored,
         duplicates=tuple(binder.duplicates),
-        warnings=(*source.warnings, *notes, *scheme.warnings, *_warnings(architecture)),
+        warnings=(*source.warnings, *notes, *scheme.warnings, *_warnings(architecture, options)),
     )
 
 
@@ -124,7 +124,10 @@ def _refuse_differences(
             )
 
 
-def _warnings(architecture: Architecture) -> Iterator[str]:
+def _warnings(architecture: Architecture, options: ConvertOptions) -> Iterator[str]:
+    if options.dtype == "auto" and architecture.dtype in ("", "float32"):
+        stated = architecture.dtype or "no type"
+        yield f"the config states {stated}: weights are written as float16, as NVIDIA's converter does; ask for another"
     window = effective_window(architecture)
     if window is not None:
         yield (

@@ -11,7 +11,7 @@ from pipeline.checkpoint.binding import Bound, LayerNames
 from pipeline.checkpoint.quantization.fp8 import read_scalar
 from pipeline.checkpoint.quantization.ranges import Ranges
 from pipeline.checkpoint.quantization.scheme import SchemeContext, constant
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SourceError
 
 _NAME = "attention.kv_cache_scaling_factor"
 # Pairs of names under which FP8 checkpoints keep the scales of keys and values.
@@ -51,9 +51,9 @@ class Fp8KvCache:
         """Look for scales in the source."""
         self._context = context
         self._ranges = ranges
-        found = any(name.endswith(("k_scale", "v_scale")) for name in context.source.tensors)
+        self._stated = any(name.endswith(("k_scale", "v_scale")) for name in context.source.tensors)
         self.warnings: tuple[str, ...] = ()
-        if not found and ranges is None:
+        if not self._stated and ranges is None:
             self.warnings = ("no scale of the KV cache was measured: 1.0 is used, values beyond 448 would be cut",)
 
     def layer_tensors(self, names: LayerNames) -> Iterator[Bound]:
@@ -67,6 +67,10 @@ class Fp8KvCache:
                 scale = max(read_scalar(self._context.source, name) for name in present)
                 yield constant(names.target + _NAME, [scale])
                 return
+        if self._stated:
+            raise SourceError(
+                f"{self._context.source.path}: {names.source}self_attn has no scale of the KV cache, other layers do"
+            )
         scale = 1.0
         if self._ranges is not None:
             outputs = [self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "kv"]

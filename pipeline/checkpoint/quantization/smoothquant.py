@@ -28,10 +28,12 @@ from pipeline.checkpoint.quantization.scheme import (
     only_for,
 )
 from pipeline.checkpoint.views import Matrix
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SourceError
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 _SMALLEST = 1e-5
+# 127 / amax must stay below the largest float16, 65504.
+_SMALLEST_ROW = 0.00195
 
 # Layer rule -> linears that share its input: smoothed together.
 _GROUPS = {
@@ -199,8 +201,19 @@ def levels_over(amax: Array) -> Array:
 
 
 def row_amax(weight: Smoothed) -> Array:
-    """Return the largest magnitude of each row: [rows], float16."""
-    return np.concatenate([np.abs(weight.half(start, stop)).max(axis=1) for start, stop in row_blocks(weight)])
+    """Return the largest magnitude of each row: [rows], float16; 1 for a row of zeros, which any scale keeps.
+
+    Raises:
+        SourceError: A row is so small that 127 / amax does not fit float16: it would be stored with a scale of zero.
+    """
+    amax = np.concatenate([np.abs(weight.half(start, stop)).max(axis=1) for start, stop in row_blocks(weight)])
+    smallest = np.min(amax, where=amax > 0, initial=np.float16(1.0))
+    if smallest < _SMALLEST_ROW:
+        raise SourceError(
+            f"{weight.origin()}: a smoothed row has magnitudes of at most {smallest:g}; expected {_SMALLEST_ROW}",
+            hint="use fp8_rowwise or int8, whose scales have no such limit",
+        )
+    return np.where(amax > 0, amax, np.float16(1.0))
 
 
 class SmoothQuant(Scheme):

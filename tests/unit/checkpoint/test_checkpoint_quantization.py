@@ -256,3 +256,25 @@ def test_smoothquant_in_bfloat16_converts_weights_before_quantizing(tmp_path: Pa
     assert same(half[f"{at}attention.qkv.weight"], brain[f"{at}attention.qkv.weight"])
     assert not same(half[f"{at}mlp.proj.weight"], brain[f"{at}mlp.proj.weight"])
     assert brain[f"{at}input_layernorm.weight"].dtype == bfloat16
+
+
+def test_smoothquant_keeps_rows_of_zeros_and_refuses_rows_too_small_for_their_scale(tmp_path: Path) -> None:
+    options = {"quant": "smoothquant", "per_channel": True, "per_token": True, "dtype": "float16"}
+    ranges = ranges_file(tmp_path / "r.safetensors")
+    tensors = llama_tensors(config())
+    tensors["model.layers.0.mlp.up_proj.weight"][5] = 0.0
+    (made,) = converted(save(tmp_path / "m", config(), tensors), tmp_path / "out", ranges=ranges, **options)
+    assert not made["transformer.layers.0.mlp.gate.weight"][5].any()
+    assert np.isfinite(made["transformer.layers.0.mlp.gate.per_channel_scale"]).all()
+    tensors["model.layers.0.mlp.up_proj.weight"][5] = 1e-5
+    source = save(tmp_path / "n", config(), tensors)
+    with pytest.raises(SourceError, match=r"up_proj\.weight: a smoothed row has magnitudes of at most"):
+        convert_checkpoint(source, tmp_path / "other", options=ConvertOptions(ranges=ranges, **options))
+
+
+def test_layer_without_kv_scale_among_others_is_named(tmp_path: Path) -> None:
+    tensors = llama_tensors(config())
+    tensors["model.layers.0.self_attn.k_proj.k_scale"] = np.array(0.5, np.float32)
+    source = save(tmp_path / "m", config(), tensors)
+    with pytest.raises(SourceError, match=r"model\.layers\.1\.self_attn has no scale"):
+        convert_checkpoint(source, tmp_path / "out", options=ConvertOptions(kv_cache="fp8"))

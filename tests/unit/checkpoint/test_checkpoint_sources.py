@@ -160,7 +160,8 @@ def test_mixed_source_types_become_one_target_type(tmp_path: Path) -> None:
 
 def test_float32_source_with_dtype_auto_becomes_float16(tmp_path: Path) -> None:
     source = tiny_llama(tmp_path / "m", np.float32, torch_dtype="float32")
-    convert_checkpoint(source, tmp_path / "out")
+    report = convert_checkpoint(source, tmp_path / "out")
+    assert "float16" in report.warnings[0]
     made = load_checkpoint(tmp_path / "out")[0]["lm_head.weight"]
     assert same(made, llama_tensors(config(), np.float32)["lm_head.weight"].astype(np.float16))
 
