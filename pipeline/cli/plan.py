@@ -15,6 +15,7 @@ from pipeline.config.sizing import budget_of
 from pipeline.config.spec import Spec
 from pipeline.errors import ExitCode, Finding, PipelineError
 from pipeline.facts.memory import GIB, Budget, RankMemory
+from pipeline.graph.places import obstacles
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def main(request: Request) -> int:
 
 def make_plan(spec: Spec) -> Plan:
     """Collect findings, memory budget and the state of every stage."""
-    findings = check(spec)
+    findings = [*check(spec), *obstacles(Path(spec.output_dir), Path(spec.store.root))]
     stages, more = _stages(spec)
     return Plan(spec, (*findings, *more), budget_of(spec), stages)
 

@@ -17,6 +17,7 @@ from pipeline.cli.verbs import Request
 from pipeline.config.overrides import SECRET_KEYS, expand_sweep
 from pipeline.config.rules import check
 from pipeline.errors import ConfigError, ExitCode, Finding, PipelineError, PreflightError
+from pipeline.graph.places import obstacles
 
 if TYPE_CHECKING:
     from pipeline.config.spec import Spec
@@ -58,6 +59,7 @@ def run_job(spec: Spec, output: Output) -> Made:
     """
     findings = check(spec)
     findings += [replace(finding, severity="error") for finding in availability(spec)]
+    findings += obstacles(Path(spec.output_dir), Path(spec.store.root))
     if has_errors(findings):
         count = sum(finding.severity == "error" for finding in findings)
         raise PreflightError(f"{count} finding{'s' if count > 1 else ''} in the way of {spec.name}", findings=findings)

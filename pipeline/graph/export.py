@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import glob
@@ -23,6 +22,10 @@ from pipeline.store.files import copy_file, remove_tree
 # Lies in every export: which artefact it is, and size and time of each file as we left them.
 RECORD_NAME = ".export.json"
 MANIFEST_NAME = "manifest.json"
+
+# What the name of a folder gets on top while it is exchanged.
+_TEMPORARY = ".{name}.{what}-{tag}"
+TEMPORARY_CHARS = len(_TEMPORARY.format(name="", what="new", tag="12345678"))
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -63,17 +66,17 @@ def export_tree(artefact: Path, output_dir: Path) -> Export:
         StoreError: ``output_dir`` is something else, or cannot be written.
     """
     # Through symbolic links: the link stays, what it points to is replaced.
-    target = output_dir.resolve()
-    with store_errors(target, "write"):
-        if target.exists() and not target.is_dir():
-            raise StoreError(f"{output_dir} is a file, expected a folder", hint="Give another output_dir.")
+    target = Path(os.path.realpath(output_dir))
+    with store_errors(target, "write", setting="output_dir"):
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            raise StoreError(f"{output_dir} is no folder", hint="Give another output_dir.")
         target.parent.mkdir(parents=True, exist_ok=True)
         with _exclusive(target.parent):
             _recover(target)
             expected: Rows = {}
             changed: tuple[str, ...] = ()
             if target.is_dir() and any(target.iterdir()):
-                name, expected = _read_record(target, output_dir)
+                name, expected = read_export(target, shown=output_dir)
                 if name == artefact.name:
                     changed = _changes(target, expected)
                     if expected and not changed:
@@ -87,7 +90,7 @@ def _replace(artefact: Path, target: Path, expected: Rows) -> Path | None:
 
     Nothing is flushed to the disk: after a power cut, sizes do not match the record and the next export repairs.
     """
-    fresh = target.with_name(f".{target.name}.new-{uuid.uuid4().hex[:8]}")
+    fresh = _beside(target, "new")
     try:
         _copy_tree(artefact, fresh)
         if not target.exists():
@@ -96,7 +99,7 @@ def _replace(artefact: Path, target: Path, expected: Rows) -> Path | None:
         if _exchange(fresh, target):
             return _retire(fresh, target, expected)
         # SAFETY: a kill between the two renames leaves no target; `_recover` puts the old one back.
-        old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
+        old = _beside(target, "old")
         target.rename(old)
         fresh.rename(target)
         return _retire(old, target, expected)
@@ -111,10 +114,16 @@ def _replace(artefact: Path, target: Path, expected: Rows) -> Path | None:
         remove_tree(fresh)
 
 
+def _beside(target: Path, what: str) -> Path:
+    return target.with_name(_TEMPORARY.format(name=target.name, what=what, tag=uuid.uuid4().hex[:8]))
+
+
 def _retire(old: Path, target: Path, expected: Rows) -> Path | None:
     """Remove the export that was replaced, but not what others had put into it."""
     moved = None
-    for path, row in _rows(old).items() if expected else ():
+    # Without a record, what the new export does not have may be somebody's.
+    expected = expected or _rows(target)
+    for path, row in _rows(old).items():
         # Interpreters of a server that ran from here leave caches.
         if path not in expected and row[1] >= 0 and "__pycache__" not in path and path != RECORD_NAME:
             moved = target.with_name(f"{target.name}.extra")
@@ -157,12 +166,13 @@ def _changes(target: Path, expected: Rows) -> tuple[str, ...]:
     return tuple(sorted(path for path, row in expected.items() if found.get(path) != row))
 
 
-def _read_record(target: Path, shown: Path) -> tuple[str, Rows]:
+def read_export(target: Path, *, shown: Path | None = None) -> tuple[str, Rows]:
     """Return artefact and rows of an earlier export; empty if its record is damaged or gone.
 
     Raises:
         StoreError: The folder is not one of our exports.
     """
+    shown = shown or target
     record, manifest = target / RECORD_NAME, target / MANIFEST_NAME
     if record.is_file():
         try:
@@ -195,6 +205,8 @@ def _recover(target: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two folders in one step; False where kernel or file system cannot."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False

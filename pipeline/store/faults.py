@@ -16,32 +16,35 @@ _FULL_TEXT = os.strerror(errno.ENOSPC)
 
 
 @contextmanager
-def store_errors(path: Path, doing: str) -> Iterator[None]:
+def store_errors(path: Path, doing: str, *, setting: str = "store.root") -> Iterator[None]:
     """Raise :class:`StoreError` in place of an OSError.
 
     Args:
         path: What is being worked on, unless the error names a file itself.
         doing: For the message: ``write``, ``read`` ….
+        setting: The key that names the place.
     """
     try:
         yield
     except OSError as error:
-        raise store_error(error, path, doing) from error
+        raise store_error(error, path, doing, setting=setting) from error
 
 
-def store_error(error: OSError, path: Path, doing: str = "write") -> StoreError:
+def store_error(error: OSError, path: Path, doing: str = "write", *, setting: str = "store.root") -> StoreError:
     """Build the error for ``error``: path, reason, and free space when that is what is missing."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return StoreError(
             f"cannot {doing} {where}: {reason} ({free_space(path)} free); what was finished is kept",
-            hint="Free space, run `python -m pipeline store gc`, or set store.root to a larger disk; then run again.",
+            hint=f"Free space, run `python -m pipeline store gc`, or set {setting} to a larger disk; then run again.",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = f"Give this user (uid {os.getuid()}) write access, or set store.root to a folder it can write to."
+        hint = f"Give this user (uid {os.getuid()}) write access, or set {setting} to a folder it can write to."
     elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-        hint = "The file system lacks something the store needs (locks, rename); set store.root to another one."
+        hint = f"The file system lacks something that is needed (locks, rename); set {setting} to another one."
+    elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOENT):
+        hint = f"Set {setting} to a folder that exists or can be made."
     else:
         hint = "Check the file system; `python -m pipeline store verify` tells what is damaged."
     return StoreError(f"cannot {doing} {where}: {reason}", hint=hint)

@@ -131,3 +131,15 @@ def test_sweep_that_would_overwrite_itself_is_refused(capsys: pytest.CaptureFixt
     names = "name=n-${limits.max_batch_size}"
     assert main(["run", "-m", "target=reference", "limits.max_batch_size=1,2", names]) == 0
     assert {folder.name for folder in (tmp_path / "dist").iterdir()} == {"n-1", "n-2"}
+
+
+def test_run_and_plan_refuse_an_output_folder_before_any_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").touch()
+    for verb in ("run", "plan"):
+        assert main([verb, "--json", "target=reference", "output_dir=thesis"]) == 3
+        (finding,) = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["severity"] == "error"]
+        assert (finding["rule"], finding["path"]) == ("place", "output_dir")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]

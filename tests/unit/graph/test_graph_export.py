@@ -105,7 +105,7 @@ def test_export_refuses_folders_that_are_not_its_own(tmp_path: Path, first: Path
     with pytest.raises(StoreError, match="not empty and not an earlier export"):
         export_tree(first, other)
     assert names(other) == {"chapter.tex", "manifest.json"}
-    with pytest.raises(StoreError, match="is a file"):
+    with pytest.raises(StoreError, match="is no folder"):
         export_tree(first, other / "chapter.tex")
 
 
@@ -144,3 +144,27 @@ def test_export_removes_what_a_killed_one_left(tmp_path: Path, first: Path, seco
 def test_export_names_a_folder_it_cannot_write(tmp_path: Path, first: Path) -> None:
     with pytest.raises(StoreError, match="cannot write"):
         export_tree(first, Path("/proc/nowhere/out"))
+
+
+def test_export_keeps_files_of_others_when_its_record_is_damaged(tmp_path: Path, first: Path) -> None:
+    out = tmp_path / "out"
+    export_tree(first, out)
+    (out / ".export.json").write_text("cut")
+    (out / "notes.txt").write_text("mine")
+    done = export_tree(first, out)
+    assert done.moved == tmp_path / "out.extra"
+    assert names(done.moved) == {"notes.txt"}
+
+
+def test_export_refuses_a_link_that_leads_back_to_itself(tmp_path: Path, first: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StoreError, match="is no folder"):
+        export_tree(first, tmp_path / "loop")
+    assert (tmp_path / "loop").is_symlink()
+
+
+def test_export_blames_output_dir_for_its_faults(tmp_path: Path, first: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError) as caught:
+        export_tree(first, tmp_path / "file" / "out")
+    assert "output_dir" in caught.value.hint and "store" not in caught.value.hint
