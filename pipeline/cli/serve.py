@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.verbs import Request
-from pipeline.errors import ExitCode, PreflightError, SourceError
+from pipeline.errors import PreflightError, SourceError
 
 if TYPE_CHECKING:
     from pipeline.config.spec import Spec
@@ -57,8 +58,7 @@ def serve(request: Request) -> int:
     request.output.note(f"starting tritonserver, log: {triton.log_path}")
     with triton:
         triton.wait_ready(spec.triton.start_timeout_s)
-        _announce(request, settings, manifest)
-        return _serve_with(triton, settings)
+        return _serve_with(triton, settings, lambda: _announce(request, settings, manifest))
 
 
 def frontend(request: Request) -> int:
@@ -92,7 +92,7 @@ def frontend(request: Request) -> int:
     return serve_frontend(settings)
 
 
-def _serve_with(triton: TritonServer, settings: FrontendSettings) -> int:
+def _serve_with(triton: TritonServer, settings: FrontendSettings, on_ready: Callable[[], None]) -> int:
     """Run the frontend; end it when Triton ends."""
     from pipeline.frontend.server import serve as serve_frontend
 
@@ -107,9 +107,7 @@ def _serve_with(triton: TritonServer, settings: FrontendSettings) -> int:
     watcher = threading.Thread(target=watch, name="triton-watch", daemon=True)
     watcher.start()
     try:
-        code = serve_frontend(settings)
-    except KeyboardInterrupt:
-        code = int(ExitCode.OK)  # stopping a server is how it ends; uvicorn repeats the signal when it is done
+        code = serve_frontend(settings, on_ready=on_ready)
     finally:
         done.set()
         watcher.join()

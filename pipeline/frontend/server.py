@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -57,9 +57,16 @@ class TextLines(logging.Formatter):
 class DrainingServer(uvicorn.Server):
     """Refuses new work as soon as it is told to stop, and lets open streams finish."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._application = app
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, then say so."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -80,8 +87,12 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(settings: FrontendSettings) -> int:
+def serve(settings: FrontendSettings, *, on_ready: Callable[[], None] = lambda: None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code.
+
+    Args:
+        settings: What to serve and where.
+        on_ready: Called once requests are taken and signals drain.
 
     Raises:
         SourceError: The tokenizer, a chat template or the API keys cannot be read.
@@ -101,7 +112,7 @@ def serve(settings: FrontendSettings) -> int:
         timeout_graceful_shutdown=int(settings.drain_s),
         timeout_keep_alive=75,
     )
-    server = DrainingServer(config, app)
+    server = DrainingServer(config, app, on_ready)
     try:
         asyncio.run(server.serve(sockets=[listener]))
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import secrets
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -94,6 +96,7 @@ class TritonServer:
         )
         self.log_path = log_path
         self._prefix = f"{_REGION}{os.getpid()}_{secrets.token_hex(4)}_"
+        self._links = _Links(self._prefix, repository, install.backends)
         self._daemon = Daemon(
             _command(self, install, models),
             env=_environment(install, python or Path(sys.executable), threads, env or {}),
@@ -127,6 +130,7 @@ class TritonServer:
             if not port_is_free(port):
                 raise _port_in_use(port, endpoint)
         remove_stale_regions()
+        self._links.make()
         self._daemon.start()
 
     def wait_ready(self, timeout: float = READY_TIMEOUT_S) -> None:
@@ -158,7 +162,7 @@ class TritonServer:
         code = self.poll()
         if code is not None:
             self._daemon.stop(1.0)  # its stubs may be left, and its last lines may be on their way
-            self._remove_shared_memory()
+            self._clean_up()
             raise self._failure(f"ended with {describe_exit(code)}")
 
     def tail(self, lines: int = 20) -> tuple[str, ...]:
@@ -172,7 +176,7 @@ class TritonServer:
             The exit code, or None if it was never started.
         """
         code = self._daemon.stop(grace_s)
-        self._remove_shared_memory()
+        self._clean_up()
         return code
 
     def __enter__(self) -> TritonServer:
@@ -211,7 +215,8 @@ class TritonServer:
         quoted = "\n".join(f"  | {line}" for line in lines[-_QUOTED_LINES:])
         return ToolError(f"{message}\n{quoted}" if quoted else message, hint=_advice(lines))
 
-    def _remove_shared_memory(self) -> None:
+    def _clean_up(self) -> None:
+        self._links.remove()
         if _SHARED_MEMORY.is_dir():
             for region in _SHARED_MEMORY.glob(f"*{self._prefix}*"):
                 region.unlink(missing_ok=True)
@@ -223,6 +228,35 @@ def remove_stale_regions(folder: Path = _SHARED_MEMORY) -> None:
         owner = region.name.removeprefix(_REGION).split("_")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():
             region.unlink(missing_ok=True)
+
+
+class _Links:
+    """Short, plain names for the folders the server is given.
+
+    The python backend starts its stubs through a shell and quotes nothing, so a path with a blank or a parenthesis
+    would end in a stub that never starts, and one with a semicolon in worse.
+    """
+
+    def __init__(self, name: str, repository: Path, backends: Path) -> None:
+        self._targets = {"models": repository.resolve(), "backends": backends.resolve()}
+        self._folder = Path(_plain_temporary_folder(), name.rstrip("_"))
+        self.repository, self.backends = (self._folder / link for link in self._targets)
+
+    def make(self) -> None:
+        self._folder.mkdir(mode=0o700)
+        for link, target in self._targets.items():
+            (self._folder / link).symlink_to(target)
+
+    def remove(self) -> None:
+        for link in self._targets:
+            (self._folder / link).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._folder.rmdir()
+
+
+def _plain_temporary_folder() -> str:
+    folder = tempfile.gettempdir()
+    return folder if re.fullmatch(r"[\w./-]+", folder, re.ASCII) else "/tmp"
 
 
 def failure_reasons(lines: Iterable[str]) -> list[str]:
@@ -255,8 +289,8 @@ def _command(server: TritonServer, install: TritonInstall, models: Sequence[str]
     explicit = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)] if models else []
     return [
         str(install.binary),
-        f"--model-repository={server.repository}",
-        f"--backend-directory={install.backends}",
+        f"--model-repository={server._links.repository}",
+        f"--backend-directory={server._links.backends}",
         f"--http-address={HOST}",
         f"--http-port={server.http_port}",
         f"--grpc-address={HOST}",

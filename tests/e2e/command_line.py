@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TINY_MODEL = Path(__file__).parents[1] / "data" / "models" / "tiny-llama"
 
@@ -35,15 +35,21 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**env, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
 
 
-def start(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    *arguments: str,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[str] = subprocess.PIPE,
+    stderr: int | IO[str] = subprocess.PIPE,
+) -> subprocess.Popen[str]:
     """Start ``python -m pipeline`` with these arguments."""
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline", *arguments],
         cwd=cwd,
         env=environment(env),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
         text=True,
     )
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,6 @@ from command_line import pipeline, start, tiny_job
 from pipeline.errors import PipelineError
 from pipeline.triton.install import ensure_tritonserver
 from pipeline.triton.server import free_port
-
-SOURCE = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -52,43 +51,54 @@ def default_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Served:
-    """A running ``serve``."""
+    """A running ``serve``; its output goes to files, so that nothing waits for a reader."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, lines: list[str]) -> None:
-        self.process, self.port, self.lines = process, port, lines
+    def __init__(self, process: subprocess.Popen[str], port: int, output: Path) -> None:
+        self.process, self.port, self._output = process, port, output
         self.url = f"http://127.0.0.1:{port}"
 
-    def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
-        """Send a signal and return exit code and what came on stderr after the start."""
+    @property
+    def stdout(self) -> str:
+        """What it said so far."""
+        return self._output.with_suffix(".out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it logged so far."""
+        return self._output.with_suffix(".err").read_text()
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=60)
-        return self.process.returncode, stderr
+        return self.process.wait(timeout=60)
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[Served]:
-    """Run ``serve`` in a folder on free ports until the block ends."""
+def serving(folder: Path, output: Path, *arguments: str) -> Iterator[Served]:
+    """Run ``serve`` in a folder on free ports until the block ends; output to ``output``.out and .err."""
     port = free_port()
     ports = [f"triton.{name}_port={free_port()}" for name in ("http", "grpc", "metrics")]
-    process = start("serve", *arguments, f"frontend.port={port}", *ports, cwd=folder)
-    try:
-        yield Served(process, port, _until_ready(process))
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+    with output.with_suffix(".out").open("w") as out, output.with_suffix(".err").open("w") as err:
+        arguments = ("serve", *arguments, f"frontend.port={port}", *ports)
+        process = start(*arguments, cwd=folder, stdout=out, stderr=err)
+        try:
+            running = Served(process, port, output)
+            _wait_ready(running)
+            yield running
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(timeout=60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
-def _until_ready(process: subprocess.Popen[str]) -> list[str]:
-    """Return what was printed up to the line that says it is ready."""
-    assert process.stdout is not None and process.stderr is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if re.match(r"ready: http://", line):
-            return lines
-    pytest.fail(f"serve ended before it was ready:\n{''.join(lines)}{process.stderr.read()}")
+def _wait_ready(running: Served) -> None:
+    """Wait for the line that says it is ready."""
+    deadline = time.monotonic() + 120
+    while not re.search(r"^ready: http://", running.stdout, re.MULTILINE):
+        if running.process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"serve was not ready:\n{running.stdout}{running.stderr}")
+        time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -24,7 +25,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_generation.js
 @pytest.fixture(scope="module")
 def served(default_job: Path) -> Iterator[Served]:
     """The default model, served."""
-    with serving(default_job, "target=reference") as running:
+    with serving(default_job, default_job / "serve", "target=reference") as running:
         yield running
 
 
@@ -107,39 +108,33 @@ def test_health_endpoints_answer(served: Served) -> None:
             assert answer.status == 200
 
 
-def test_ctrl_c_ends_both_servers_cleanly(tiny: Path) -> None:
-    with serving(tiny, *tiny_job()) as running:
-        code, stderr = running.stop(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_signal_ends_both_servers_cleanly(number: signal.Signals, tiny: Path, tmp_path: Path) -> None:
+    with serving(tiny, tmp_path / "serve", *tiny_job()) as running:
+        started = _descendants(running.process.pid)
+        code = running.stop(number)
 
-    assert code == 0, stderr
-    assert "Traceback" not in stderr
-    assert _children(running.process.pid) == []
-
-
-def test_sigterm_ends_both_servers_cleanly(tiny: Path) -> None:
-    with serving(tiny, *tiny_job()) as running:
-        code, stderr = running.stop(signal.SIGTERM)
-
-    assert code == 0, stderr
-    assert _children(running.process.pid) == []
+    assert code == 0, running.stderr
+    assert "Traceback" not in running.stderr
+    assert [pid for pid in started if _is_alive(pid)] == []
 
 
-def test_dead_triton_ends_serve_with_the_reason(tiny: Path) -> None:
-    with serving(tiny, *tiny_job()) as running:
-        (triton,) = _children(running.process.pid, "tritonserver")
-        subprocess.run(["kill", "-KILL", str(triton)], check=True)
-        _, stderr = running.process.communicate(timeout=60)
+def test_dead_triton_ends_serve_with_the_reason(tiny: Path, tmp_path: Path) -> None:
+    with serving(tiny, tmp_path / "serve", *tiny_job()) as running:
+        (triton,) = _descendants(running.process.pid, "tritonserver")
+        os.kill(triton, signal.SIGKILL)
+        code = running.process.wait(timeout=60)
 
-    assert running.process.returncode == 5
-    assert "tritonserver ended with" in stderr
-    assert "Traceback" not in stderr
+    assert code == 5, running.stderr
+    assert "tritonserver ended with" in running.stderr
+    assert "Traceback" not in running.stderr
 
 
 def test_moved_result_serves_as_before(tiny: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere (1)"
     shutil.copytree(tiny / "dist" / "tiny", moved)
 
-    with serving(tmp_path, *tiny_job(f"output_dir={moved}")) as running:
+    with serving(tmp_path, tmp_path / "serve", *tiny_job(f"output_dir={moved}")) as running:
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
         answer = client.completions.create(model="tiny-llama", prompt="Sir Walter Elliot", max_tokens=5)
         client.close()
@@ -178,8 +173,8 @@ def test_serve_says_what_to_do_when_nothing_was_made(tmp_path: Path) -> None:
     assert "there is nothing to serve" in ended.stderr
 
 
-def _children(pid: int, name: str = "") -> list[int]:
-    """Return living descendants of a process, by name; those of a dead process have no such parent any more."""
+def _descendants(pid: int, name: str = "") -> list[int]:
+    """Return the processes below a process, by name."""
     listing = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
     rows = [(int(a), int(b), c) for a, b, c in (line.split(None, 2) for line in listing.splitlines())]
     found, frontier = [], {pid}
@@ -187,3 +182,11 @@ def _children(pid: int, name: str = "") -> list[int]:
         frontier = {child for child, parent, _ in rows if parent in frontier}
         found += [child for child, _, command in rows if child in frontier and command.startswith(name)]
     return found
+
+
+def _is_alive(pid: int) -> bool:
+    """A zombie is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
