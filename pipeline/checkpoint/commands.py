@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     convert.add_argument("--kv-cache", choices=KV_CACHES, help="quantize the KV cache")
     convert.add_argument("--ranges", type=Path, metavar="FILE", help="measured activation ranges (.safetensors)")
+    convert.add_argument("--source-digest", action="store_true", help="also report the sha256 of config and weights")
     convert.add_argument("--workers", type=int, metavar="N", help="threads (default: processors, at most 4)")
     inspect = commands.add_parser("inspect", help="check and describe a model or a checkpoint")
     inspect.add_argument("path", type=Path, metavar="PATH")
@@ -91,6 +92,7 @@ def _convert(args: argparse.Namespace, progress: Progress | None) -> CommandRepo
         per_token=args.per_token,
         kv_cache=args.kv_cache,
         ranges=args.ranges,
+        digest_source=args.source_digest,
         workers=args.workers,
     )
     report = convert_checkpoint(args.source, args.out, options=options, progress=progress)

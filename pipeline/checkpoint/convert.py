@@ -51,8 +51,10 @@ def convert_checkpoint(
         _prepare_folder(out, plan)
         workers = options.workers or min(4, os.cpu_count() or 1)
         _refuse_unequal(opened, plan)
-        # Beside the conversion: hashing one file is a serial task, and waiting for the disk leaves time for it.
         stop = threading.Event()
+        if not options.digest_source:
+            stop.set()
+        # Beside the conversion: hashing one file is a serial task, and waiting for the disk leaves time for it.
         with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
             pending = pool.submit(source_digest, opened, stop)
             try:
@@ -142,7 +144,7 @@ def source_digest(source: TensorSource, stop: threading.Event | None = None) -> 
 
     Args:
         source: An opened source.
-        stop: When set, hashing ends early and the result means nothing.
+        stop: When set, hashing ends early and the result is empty.
     """
     config = source.path / "config.json"
     files = (*((config,) if config.is_file() else ()), *source.weight_files())
@@ -153,6 +155,8 @@ def source_digest(source: TensorSource, stop: threading.Event | None = None) -> 
         with path.open("rb", buffering=0) as stream:
             while (stop is None or not stop.is_set()) and (count := stream.readinto(buffer)):
                 digest.update(memoryview(buffer)[:count])
+        if stop is not None and stop.is_set():
+            return ""
         total.update(f"{path.name} {digest.hexdigest()}\n".encode())
     return total.hexdigest()
 

@@ -38,6 +38,8 @@ class ConvertOptions:
         per_token: Activations scaled per token at run time, else by one measured range (smoothquant).
         kv_cache: Type of a quantized KV cache.
         ranges: File of measured activation ranges (fp8, smoothquant, quantized KV cache).
+        digest_source: Whether to hash config and weights of the source for the report; costs a second per gigabyte on
+            one processor, beside the conversion.
         workers: Threads that read, cast and write; None takes the number of processors, at most 4. Never changes a
         byte.
     """
@@ -52,6 +54,7 @@ class ConvertOptions:
     per_token: bool = False
     kv_cache: KvCache | None = None
     ranges: Path | None = None
+    digest_source: bool = True
     workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class ConversionReport:
         ignored_files: Weight files of the source folder that were not read, and why.
         ignored_tensors: Source tensors that need no place in the checkpoint, and why.
         warnings: What a reader of the result should know.
-        source_digest: sha256 that identifies config and weights of the source by content.
+        source_digest: sha256 that identifies config and weights of the source by content; empty if not asked for.
         seconds: Wall time.
     """
 

@@ -31,7 +31,8 @@ def test_convert_takes_the_options_and_reports_what_it_wrote(tmp_path: Path) -> 
     assert len(load_checkpoint(tmp_path / "out")) == 6
     values = json.loads(json.dumps(report.values))
     assert (values["dtype"], values["tp"], values["pp"], values["family"]) == ("float16", 2, 3, "llama")
-    assert values["out"] == str(tmp_path / "out")
+    assert (values["out"], values["source_digest"]) == (str(tmp_path / "out"), "")
+    assert len(run("convert", source, tmp_path / "hashed", "--source-digest").values["source_digest"]) == 64
 
 
 def test_options_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
