@@ -99,7 +99,8 @@ def transformers_runner(checkpoint: Path, threads: int) -> Runner:
         def decode(count: int) -> list[list[int]]:
             for _ in range(count):
                 step()
-            return torch.cat(made, dim=1).tolist()
+            tokens: list[list[int]] = torch.cat(made, dim=1).tolist()
+            return tokens
 
         return decode
 
@@ -168,7 +169,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the process {self._process.args} ended early")
+            raise SystemExit(f"the process {self._process.args!r} ended early")
         return line
 
 

@@ -6,10 +6,11 @@ These types live beside the reference engine because the engine is copied alone 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

@@ -150,12 +150,12 @@ def test_rowwise_fp8_clamps_before_it_scales(tmp_path: Path) -> None:
 def test_fp8_bytes_typed_int8_are_the_same(tmp_path: Path) -> None:
     weight = RANDOM.normal(0, 1, (6, 8)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
     one = np.ones(1, np.float32)
-    scales = {f"{PREFIX}.weights_scaling_factor": one, f"{PREFIX}.activation_scaling_factor": one}
+    scales: dict[str, Array] = {f"{PREFIX}.weights_scaling_factor": one, f"{PREFIX}.activation_scaling_factor": one}
     results = [
         read_linear(linear_source(tmp_path, "FP8", {f"{PREFIX}.weight": stored, **scales}, (6, 8))).weight
         for stored in (weight, weight.view(np.int8))
     ]
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_fp8_experts_have_a_scale_each(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_layers_named_by_exclude_modules_stay_as_they_are(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_a_scale_that_is_no_scale_is_named(value: float, tmp_path: Path) -> None:
-    tensors = {
+    tensors: dict[str, Array] = {
         f"{PREFIX}.weight": np.zeros((2, 2), np.int8),
         f"{PREFIX}.weights_scaling_factor": np.array([value], np.float32),
     }

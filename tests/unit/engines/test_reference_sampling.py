@@ -26,7 +26,8 @@ def allowed_by_definition(sampling: Sampling) -> npt.NDArray[np.float64]:
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= sampling.top_p]] = 0
     p[p < sampling.min_p * p.max()] = 0
-    return p / p.sum()
+    result: npt.NDArray[np.float64] = p / p.sum()
+    return result
 
 
 def draw(sampling: Sampling, count: int = DRAWS) -> list[int]:
