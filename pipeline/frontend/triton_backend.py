@@ -1,7 +1,7 @@
-"""Generation by a Triton server over gRPC, one stream per sequence.
+"""Generation by a Triton server over gRPC, one call per sequence.
 
-The generated stub is used rather than the convenience client: it costs less per token, and errors in building a
-request do not look like cancellations.
+Calls that ask about the server use the generated stub. Token streams use :mod:`pipeline.frontend.http2`, which costs a
+fraction of the CPU per token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -24,10 +25,13 @@ from pipeline.frontend.backend import (
     GenerateRequest,
     PromptRejected,
 )
+from pipeline.frontend.http2 import CallFailed, Connection
 from pipeline.frontend.triton_wire import ModelInterface
 
 _log = logging.getLogger(__name__)
 
+_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -72,35 +76,40 @@ class TritonBackend:
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._interface: ModelInterface | None = None
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
 
     async def features(self) -> Features:
         """Say what the model can do."""
         return (await self._read_interface()).features
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Yield the answer in parts; closing the iterator cancels the call."""
+        """Yield the answer in parts; closing the iterator cancels the call.
+
+        Responses that arrived together are one part.
+        """
+        from tritonclient.grpc import service_pb2
+
         interface = self._interface or await self._read_interface()
-        message = interface.encode(request)
-        call = self._connect().ModelStreamInfer()
+        message = interface.encode(request).SerializeToString()
+        read = service_pb2.ModelStreamInferResponse.FromString
         first = True
         try:
-            await call.write(message)
-            await call.done_writing()
-            while (response := await call.read()) is not grpc.aio.EOF:
-                if response.error_message:
-                    raise self._in_band_error(response.error_message)
-                yield interface.decode(response.infer_response, request, first=first)
-                first = False
-            if await call.code() is not grpc.StatusCode.OK:
-                raise _status_error(await call.code(), await call.details())
-        except grpc.aio.AioRpcError as error:
-            raise _status_error(error.code(), error.details()) from error
-        except asyncio.InvalidStateError as error:
-            # write() on a call that has already ended; the status says why.
-            raise _status_error(await call.code(), await call.details()) from error
-        finally:
-            if not call.done():
-                call.cancel()
+            connection = self._connection
+            if connection is None or not connection.usable:
+                connection = await self._open_connection()
+            async with aclosing(connection.call(_STREAM_INFER, message).messages()) as batches:
+                async for batch in batches:
+                    chunks = []
+                    for data in batch:
+                        response = read(data)
+                        if response.error_message:
+                            raise self._in_band_error(response.error_message)
+                        chunks.append(interface.decode(response.infer_response, request, first=first))
+                        first = False
+                    yield chunks[0] if len(chunks) == 1 else joined(chunks)
+        except CallFailed as error:
+            raise _status_error(_STATUS.get(error.code, grpc.StatusCode.UNKNOWN), str(error)) from error
 
     async def is_ready(self) -> bool:
         """Say whether the server is up and the model loaded."""
@@ -122,6 +131,15 @@ class TritonBackend:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _open_connection(self) -> Connection:
+        """Return a connection for streams; requests that need one at the same time share it."""
+        async with self._opening:
+            if self._connection is None or not self._connection.usable:
+                self._connection = await Connection.open(self.address, timeout_s=self._timeout_s)
+            return self._connection
 
     def _connect(self) -> Any:
         if self._stub is None:
@@ -155,6 +173,16 @@ class TritonBackend:
         if "unexpected inference input" in text:
             self._interface = None  # the model was reloaded with another configuration
         return classify(text)
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Return consecutive chunks as one."""
+    return Chunk(
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        logprobs=[entry for chunk in chunks for entry in chunk.logprobs],
+        prompt_logprobs=chunks[0].prompt_logprobs,
+        finish_reason=chunks[-1].finish_reason,
+    )
 
 
 def classify(text: str) -> BackendError:
