@@ -133,10 +133,9 @@ class ModelConfig:
         stretch = scaling.get("factor", 1.0) if scaling.get("type", scaling.get("rope_type")) == "linear" else 1.0
         return round(self.max_position_embeddings * stretch)
 
-    def window_of(self, layer: int) -> int | None:
-        """Return the sliding window of a layer, None when it sees everything."""
-        is_windowed = self.window_period == 1 or (layer + 1) % self.window_period != 0
-        return self.sliding_window if is_windowed else None
+    def is_local(self, layer: int) -> bool:
+        """Say whether the sliding window, and in gemma 3 the local rotary base, is this layer's."""
+        return self.window_period == 1 or (layer + 1) % self.window_period != 0
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -264,7 +263,7 @@ def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
         raise EngineError(f"{config.heads} heads, {config.kv_heads} of key/value, cannot be split over tp {config.tp}")
     if not 1 <= config.pp <= config.layers:
         raise EngineError(f"pp_size {config.pp} is not between 1 and the {config.layers} layers")
-    for key in ("residual_mlp", "use_logn_attn", "fc_after_embed", "apply_query_key_layer_scaling"):
+    for key in ("residual_mlp", "use_logn_attn", "fc_after_embed", "apply_query_key_layer_scaling", "embedding_scale"):
         if raw.get(key):
             raise EngineError(f"{key} is {raw[key]!r}; this engine knows only models without it")
     for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "output_multiplier_scale"):

@@ -109,10 +109,10 @@ class _Loader:
         qkv = self._linear(f"{attention}.qkv", (q_rows + 2 * kv_rows, config.hidden_size), "qkv", bias=config.attn_bias)
         has_dense_bias = config.attn_bias and config.family.dense_bias
         dense = self._linear(f"{attention}.dense", (config.hidden_size, q_rows), "columns", bias=has_dense_bias)
-        window = config.window_of(index)
         post = self._norm(f"{prefix}.post_layernorm")
         has_heads_norm = config.family.qk_norm
-        is_local = window is not None and config.rotary_local_base is not None
+        is_local = config.is_local(index)
+        rotary = 1 if is_local and config.rotary_local_base is not None else 0
         return Layer(
             input_norm=self._norm(f"{prefix}.input_layernorm"),
             qkv=self._placed(qkv),
@@ -121,11 +121,11 @@ class _Loader:
             mlp=self._mlp(f"{prefix}.mlp"),
             attention=AttentionRule(
                 scale=config.query_divisor**-0.5,
-                window=window,
+                window=config.sliding_window if is_local else None,
                 softcap=config.attention_softcap,
                 quantize_kv=read_kv_rounding(self.checkpoint, config.quantization.kv_cache, attention),
             ),
-            rotary=(1 if is_local else 0) if config.rotary_dim else None,
+            rotary=rotary if config.rotary_dim else None,
             q_norm=self._norm(f"{attention}.q_layernorm", config.head_size) if has_heads_norm else None,
             k_norm=self._norm(f"{attention}.k_layernorm", config.head_size) if has_heads_norm else None,
             after_attention=post if config.inter_norms else None,
