@@ -8,7 +8,9 @@ import os
 import shutil
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.checkpoint.binding import Target
@@ -51,18 +53,10 @@ def convert_checkpoint(
         _prepare_folder(out, plan)
         workers = options.workers or min(4, os.cpu_count() or 1)
         _refuse_unequal(opened, plan)
-        stop = threading.Event()
-        if not options.digest_source:
-            stop.set()
         # Beside the conversion: hashing one file is a serial task, and waiting for the disk leaves time for it.
-        with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-            pending = pool.submit(source_digest, opened, stop)
-            try:
-                nbytes = _write_ranks(plan, out, workers, progress)
-            except BaseException:
-                stop.set()
-                raise
-            digest = pending.result()
+        with _digesting(opened, wanted=options.digest_source) as pending:
+            nbytes = _write_ranks(plan, out, workers, progress)
+        digest = pending.result()
         write_json(out / "config.json", plan.config)
     finally:
         opened.close()
@@ -84,6 +78,20 @@ def convert_checkpoint(
         source_digest=digest,
         seconds=time.monotonic() - began,
     )
+
+
+@contextmanager
+def _digesting(source: TensorSource, *, wanted: bool) -> Iterator[Future[str]]:
+    """Compute :func:`source_digest` in a thread; an error in the block ends it early."""
+    stop = threading.Event()
+    if not wanted:
+        stop.set()
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+        try:
+            yield pool.submit(source_digest, source, stop)
+        except BaseException:
+            stop.set()
+            raise
 
 
 def _write_ranks(plan: ConversionPlan, out: Path, workers: int, progress: Progress | None) -> int:
