@@ -46,6 +46,7 @@ class Answer:
         finish_reason: ``stop`` or ``length`` once the answer has ended.
         completion_tokens: Tokens generated, without the end token.
         cumulative_logprob: Sum over those tokens, when log probabilities arrive.
+        cut: Whether the text ended for a reason the backend does not know of.
         text_length: Characters shown so far.
     """
 
@@ -57,6 +58,7 @@ class Answer:
         "_special_stops",
         "_stops",
         "completion_tokens",
+        "cut",
         "cumulative_logprob",
         "finish_reason",
         "text_length",
@@ -73,6 +75,7 @@ class Answer:
         self.finish_reason: str | None = None
         self.completion_tokens = 0
         self.cumulative_logprob = 0.0
+        self.cut = False
         self.text_length = 0
 
     def push(self, chunk: Chunk) -> tuple[str, list[ShownToken]]:
@@ -87,6 +90,7 @@ class Answer:
         logprobs = chunk.logprobs
         for position, token_id in enumerate(chunk.token_ids):
             if token_id in rules.eos_ids or token_id in self._special_stops:
+                self.cut = token_id not in rules.eos_ids
                 return self._end("stop", text)
             stopped = token_id in rules.stop_ids
             if stopped and not rules.include_stop:
@@ -123,12 +127,13 @@ class Answer:
             rest = self._decoder.finish()
             self._produced += len(rest)
             text += self._stops.push(rest)
-        cut = self._stops.matched is not None
-        if not cut:
+        matched = self._stops.matched is not None
+        if not matched:
             text += self._stops.finish()
-        self.finish_reason = "stop" if cut else reason
+        self.cut = self.cut or matched
+        self.finish_reason = "stop" if matched else reason
         shown_text, shown = self._show(text)
-        if not cut:
+        if not matched:
             shown += self._pending
         self._pending = []
         return shown_text, shown

@@ -264,10 +264,16 @@ class Service:
                 async for chunk in chunks:
                     if chunk.finish_reason in ("cancelled", "error"):
                         raise BackendUnavailable(f"the model ended the sequence: {chunk.finish_reason}")
+                    if answer.finish_reason is not None:
+                        if chunk.token_ids:
+                            break
+                        continue
                     observed.tokens(len(chunk.token_ids))
                     text, tokens = answer.push(chunk)
                     yield Delta(index, text, tokens, answer, chunk.prompt_logprobs)
-                    if answer.finish_reason is not None:
+                    # The backend ends by itself at its limit and end tokens; cancelling it in that very moment would
+                    # only be a race. It is cancelled where it cannot know of the end, or goes on all the same.
+                    if answer.cut:
                         break
             if answer.finish_reason is None:
                 text, tokens = answer.end()
