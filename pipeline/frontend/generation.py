@@ -58,8 +58,8 @@ class Answer:
         "_special_stops",
         "_stops",
         "completion_tokens",
-        "cut",
         "cumulative_logprob",
+        "cut",
         "finish_reason",
         "text_length",
     )
