@@ -4,8 +4,10 @@
 
 PYTHON is an interpreter with torch, transformers and safetensors. Both sides run in processes of their own and take
 turns, so that a busy machine slows both. The result is the ratio of the fastest rounds, since a neighbour can only
-slow a round; the ratio of the medians shows how disturbed the run was. Both decode greedily; the tokens must agree. With several threads a busy machine makes transformers' threads spin against each
-other; OMP_WAIT_POLICY=PASSIVE in the environment, or --threads 1, keeps the comparison meaningful there.
+slow a round; the ratio of the medians shows how disturbed the run was. Both decode greedily; the tokens must agree.
+
+With several threads, a busy machine makes transformers' threads spin against each other: there, set
+OMP_WAIT_POLICY=PASSIVE in the environment, or take --threads 1.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _cuts(shape: tuple[int, ...], tokens: int, workers: Workers) -> list[int]:
     """
     rows, inputs = shape
     work, head_start = rows * inputs * tokens, HEAD_START * min(tokens, HEAD_START_TOKENS)
-    if workers.active == 1 or work < 3 * head_start:
+    if workers.active == 1 or work < 2.5 * head_start:
         return [0, rows]
     share = int(rows * (1 - head_start / work) / workers.active) // ROW_STEP * ROW_STEP
     return [0, *range(rows - share * (workers.active - 1), rows, share), rows] if share else [0, rows]
