@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pipeline.chat_environment import chat_environment
 from pipeline.errors import SourceError
 
 # Stands behind a message that is to be continued; its space shows whether the template trims messages.
@@ -38,7 +36,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         self._sources = dict(sources)
         self._templates: dict[str, jinja2.Template] = {}
-        environment = _environment()
+        environment = chat_environment()
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
@@ -177,43 +175,3 @@ def _cut_at_mark(text: str) -> str:
         raise TemplateFailed("The chat template drops the final message, so it cannot be continued.")
     cut = text[:position]
     return cut if text.startswith(_MARK, position) else cut.rstrip()
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """Accepts ``{% generation %}`` blocks, which mark assistant text for training; here they change nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja reads it from the class
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Any) -> Any:
-        return caller()
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return a sandbox with the names that templates written for transformers expect."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Dump without the HTML escapes of jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

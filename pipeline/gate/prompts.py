@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import resources
 
 from pipeline.engines.protocol import Engine, Generation
@@ -51,16 +52,25 @@ def render_chat(template: str, text: str, special_tokens: dict[str, str]) -> str
     Raises:
         SourceError: The template does not render.
     """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from pipeline.chat_environment import chat_environment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = chat_environment()
+    # A prompt that tells the date must be the same for a baseline of last week.
+    environment.globals["strftime_now"] = datetime(2024, 7, 26).strftime
+    variables = {
+        **special_tokens,
+        "documents": None,
+        "messages": [{"role": "user", "content": text}],
+        "tools": None,
+        "add_generation_prompt": True,
+    }
     try:
-        return environment.from_string(template).render(
-            messages=[{"role": "user", "content": text}], add_generation_prompt=True, **special_tokens
-        )
-    except TemplateError as error:
-        raise SourceError(f"chat template of the model does not render: {error}") from error
+        return environment.from_string(template).render(variables)
+    except Exception as error:  # a template can raise whatever its expressions raise
+        raise SourceError(
+            f"chat template of the model does not render: {type(error).__name__}: {error}",
+            hint="the template is in tokenizer_config.json or chat_template.jinja of the source",
+        ) from error
 
 
 def shipped_prompts(
@@ -75,6 +85,9 @@ def shipped_prompts(
         encode: Text to ids; must not add special tokens but must recognise them (templates contain them).
         chat_template: Without one, chat prompts go in as plain text and are of kind ``text``.
         special_tokens: For the template.
+
+    Raises:
+        SourceError: The template does not render, or renders nothing.
     """
     raw = json.loads(resources.files("pipeline.gate").joinpath("data").joinpath("prompts.json").read_text("utf-8"))
     prompts = []
@@ -82,6 +95,8 @@ def shipped_prompts(
         chat = entry["kind"] == "chat" and chat_template is not None
         text = render_chat(chat_template or "", entry["text"], special_tokens or {}) if chat else entry["text"]
         ids = tuple(int(token) for token in encode(text))
+        if not ids:
+            raise SourceError(f"the chat template makes an empty prompt of {entry['text']!r}")
         prompts.append(Prompt(entry["name"], "chat" if chat else "text", entry["text"], ids))
     return tuple(prompts)
 

@@ -101,9 +101,11 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path}: holds {type(found).__name__}; expected a JSON object")
     return found
 
 
@@ -113,12 +115,15 @@ def _content(token: Any) -> str:
 
 
 def _template(config: dict[str, Any], folder: Path) -> str | None:
-    """Return the chat template: a text, the one named ``default`` of several, or chat_template.jinja."""
+    """Return the chat template: chat_template.jinja, else a text, else the one named ``default`` of several."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     found = config.get("chat_template")
     if isinstance(found, list):
-        found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
-    if found is None and (folder / "chat_template.jinja").is_file():
-        found = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        named = [entry for entry in found if isinstance(entry, dict)]
+        found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    if found is not None and not isinstance(found, str):
+        raise SourceError(f"{folder / 'tokenizer_config.json'}: chat_template is {found!r}; expected text")
     return found
 
 

@@ -11,7 +11,9 @@ from pipeline.config.spec import Spec
 from pipeline.errors import PreflightError, SourceError
 from pipeline.gate.available import transformers_available
 from pipeline.stages.base import StageContext
+from pipeline.stages.engine_faults import engine_faults
 from pipeline.stages.gate_options import protocol_of, recorded_names
+from pipeline.stages.sources import named_as_given
 
 if TYPE_CHECKING:
     from pipeline.gate.baseline import Baseline
@@ -44,7 +46,8 @@ class BaselineStage:
         wanted = context.spec.gate.baseline
         digest = weights_digest(source)
         protocol = protocol_of(context.spec.gate)
-        baseline = self._choose(context, wanted, source, digest, protocol)
+        with named_as_given(context.spec, source), engine_faults():
+            baseline = self._choose(context, wanted, source, digest, protocol)
         save_baseline(baseline, context.out, NAME)
         context.facts["baseline"] = {"kind": baseline.kind, "source_digest": digest, "versions": baseline.versions}
 

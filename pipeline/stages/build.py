@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.spec import Spec
-from pipeline.errors import SourceError
 from pipeline.stages.base import StageContext
+from pipeline.stages.engine_faults import engine_faults
 
 
 class ReferenceBuildStage:
@@ -35,10 +35,7 @@ class ReferenceBuildStage:
 
     def check(self, path: Path) -> None:
         """Make sure that the engine accepts the configuration."""
-        from pipeline.engines.reference import EngineError
         from pipeline.engines.reference.config import read_config
 
-        try:
+        with engine_faults():
             read_config(path / "engine")
-        except EngineError as error:
-            raise SourceError(f"the reference engine cannot run this checkpoint: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config.spec import Spec
 from pipeline.errors import SourceError
 from pipeline.stages.base import StageContext
+from pipeline.stages.sources import named_as_given
 
 
 class ConvertStage:
@@ -34,8 +35,9 @@ class ConvertStage:
             pp=spec.parallel.pp,
             embedding_sharding=spec.parallel.embedding_sharding,  # type: ignore[arg-type]  # checked there
         )
-        report = convert_checkpoint(source, context.out / "checkpoint", options=options, progress=context.progress)
-        tokenizer = write_tokenizer(source, context.out / "tokenizer")
+        with named_as_given(spec, source):
+            report = convert_checkpoint(source, context.out / "checkpoint", options=options, progress=context.progress)
+            tokenizer = write_tokenizer(source, context.out / "tokenizer")
         for warning in report.warnings:
             context.log.warning(warning)
         facts = dataclasses.asdict(report)

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.spec import Spec
 from pipeline.errors import SourceError
 from pipeline.stages.base import StageContext
-from pipeline.stages.sources import open_model_source
+from pipeline.stages.sources import named_as_given, open_model_source
 
 
 class FetchStage:
@@ -26,6 +26,7 @@ class FetchStage:
             spec: The job.
             resolve: Whether finding out what the source is may read large files or ask the network.
         """
+        self._spec = spec
         self._source = open_model_source(spec)
         self._resolve = resolve
 
@@ -43,4 +44,5 @@ class FetchStage:
 
         if not (path / "model").is_dir():
             raise SourceError("the source gave no files")
-        inspect_source(path / "model")
+        with named_as_given(self._spec, path / "model"):
+            inspect_source(path / "model")

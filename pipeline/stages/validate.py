@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.spec import Spec
-from pipeline.errors import SourceError
 from pipeline.stages.base import StageContext
 from pipeline.stages.baseline import NAME
+from pipeline.stages.engine_faults import engine_faults
 from pipeline.stages.gate_options import protocol_of, thresholds_of
 
 
@@ -27,7 +27,7 @@ class ValidateStage:
 
     def run(self, context: StageContext) -> None:
         """Measure, judge, write the results; they are kept with the log when the verdict is not passed."""
-        from pipeline.engines.reference import EngineError, ReferenceEngine
+        from pipeline.engines.reference import ReferenceEngine
         from pipeline.gate.baseline import load_baseline
         from pipeline.gate.evaluate import evaluate
         from pipeline.gate.protocol import shipped_text
@@ -40,24 +40,22 @@ class ValidateStage:
         protocol, thresholds = protocol_of(spec.gate), thresholds_of(spec)
         baseline = load_baseline(context.inputs["baseline"] / f"{NAME}.json")
         tokenizer = GateTokenizer.load(context.inputs["convert"] / "tokenizer")
-        try:
+        with engine_faults():
             engine = ReferenceEngine.load(context.inputs["build"] / "engine", threads=spec.runner.threads or None)
-        except EngineError as error:
-            raise SourceError(f"the reference engine cannot load the artefact: {error}") from error
-        evaluation = evaluate(
-            engine,
-            source_digest=baseline.source_digest,
-            tokenizer_digest=tokenizer.digest,
-            token_ids=tokenizer.text_ids(shipped_text(), protocol),
-            baseline=baseline,
-            protocol=protocol,
-            thresholds=thresholds,
-            decode=tokenizer.decode,
-            generations=spec.gate.generations,
-            generation_tokens=spec.gate.generation_tokens,
-            bos_id=tokenizer.bos_id,
-            progress=context.progress,
-        )
+            evaluation = evaluate(
+                engine,
+                source_digest=baseline.source_digest,
+                tokenizer_digest=tokenizer.digest,
+                token_ids=tokenizer.text_ids(shipped_text(), protocol),
+                baseline=baseline,
+                protocol=protocol,
+                thresholds=thresholds,
+                decode=tokenizer.decode,
+                generations=spec.gate.generations,
+                generation_tokens=spec.gate.generation_tokens,
+                bos_id=tokenizer.bos_id,
+                progress=context.progress,
+            )
         # The store's record has the time; the result itself is the same on every run.
         document = gate_document(
             dataclasses.replace(evaluation, seconds=0.0), judge(evaluation, thresholds), thresholds

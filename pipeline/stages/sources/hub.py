@@ -151,7 +151,7 @@ class HubSource:
             raise SourceError(f"model.id={self._id!r} is not a repository name: expected org/name") from error
         except (errors.OfflineModeIsEnabled, errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
             message = f"{where} cannot be reached: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            hint = "check the network and HF_ENDPOINT, or use source=local source.path=FOLDER"
+            hint = "check the network and HF_ENDPOINT, or use source=local model.path=FOLDER"
             failure = SourceError(message, hint=hint)
             if reachable:
                 raise failure from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,12 @@ class LocalSource:
 
     def identity(self, *, resolve: bool) -> Mapping[str, Any]:
         """Return the digest over names and contents; the path itself plays no part."""
-        if self._digests is None and not resolve:
-            total = sum(path.stat().st_size for path in self._files().values())
-            if total > _PLAN_BYTES:
-                raise Unresolved(f"{self._path} holds {total / 1e9:.1f} GB that only a run reads to identify it")
-        content = json.dumps(self._identify(), sort_keys=True).encode()
+        with self._readable():
+            if self._digests is None and not resolve:
+                total = sum(path.stat().st_size for path in self._files().values())
+                if total > _PLAN_BYTES:
+                    raise Unresolved(f"{self._path} holds {total / 1e9:.1f} GB that only a run reads to identify it")
+            content = json.dumps(self._identify(), sort_keys=True).encode()
         return {"kind": "local", "content": hashlib.sha256(content).hexdigest()}
 
     def fetch(self, context: StageContext) -> None:
@@ -48,6 +51,17 @@ class LocalSource:
             context.progress(done, total, "bytes")
         context.facts["source"] = {"kind": "local", "files": digests}
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self._path
+            raise SourceError(
+                f"{where} cannot be read: {error.strerror or error}",
+                hint=f"give this user (uid {os.getuid()}) read access to the model's files",
+            ) from error
+
     def _identify(self) -> dict[str, str]:
         if self._digests is None:
             self._digests = {name: sha256_file(path) for name, path in self._files().items()}
@@ -58,7 +72,7 @@ class LocalSource:
             return {self._path.name: self._path}
         if not self._path.is_dir():
             raise SourceError(
-                f"source.path={self._path} is not a file or folder", hint="give the folder that holds config.json"
+                f"model.path={self._path} is not a file or folder", hint="give the folder that holds config.json"
             )
         entries = [*self._path.iterdir(), *(self._path / TEMPLATES).glob("*")]
         names = wanted(entry.relative_to(self._path).as_posix() for entry in entries if entry.is_file())

@@ -25,7 +25,7 @@ class WheelSource:
         if spec.source.wheel is None:
             raise SourceError(
                 f"source=wheel, but the model {spec.model.name} has no wheel",
-                hint="use source=hub, or source=local source.path=FOLDER",
+                hint="use source=hub, or source=local model.path=FOLDER",
             )
         self._wheel: Wheel = spec.source.wheel
         self._identity = spec.identity_of("fetch")

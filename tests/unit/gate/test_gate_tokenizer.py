@@ -75,3 +75,64 @@ def test_render_chat_refuses_broken_and_hostile_templates(template):
 
 def test_shipped_prompts_are_all_encoded():
     assert all(prompt.token_ids for prompt in shipped_prompts(lambda text: [len(text)]))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # What templates of published models use beyond plain jinja.
+        "{% if not messages %}{{ raise_exception('no messages') }}{% endif %}{{ messages[0].content }}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}",
+        "{{ messages[0] | tojson(indent=2) }}",
+        "{% if tools is not none %}tools{% endif %}{{ messages[0].content }}",
+        "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}",
+    ],
+)
+def test_render_chat_knows_what_templates_expect(template):
+    assert "Hi" in render_chat(template, "Hi", {})
+
+
+def test_render_chat_is_the_same_on_every_day():
+    assert render_chat("{{ strftime_now('%d %b %Y') }}", "Hi", {}) == "26 Jul 2024"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no') }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ 9 ** 99999999 }}",
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "{% include '/etc/passwd' %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% for x in %}",
+    ],
+)
+def test_render_chat_refuses_templates_that_fail_or_reach_out(template):
+    with pytest.raises(SourceError, match="does not render"):
+        render_chat(template, "Hi", {})
+
+
+def test_prompts_refuse_a_template_that_renders_nothing(folder):
+    with pytest.raises(SourceError, match="empty prompt"):
+        replace(GateTokenizer.load(folder), chat_template="").prompts()
+
+
+@pytest.mark.parametrize(("name", "content"), [("tokenizer_config.json", "[]"), ("generation_config.json", "[" * 5000)])
+def test_gate_tokenizer_names_a_file_that_is_no_object(folder, name, content):
+    (folder / name).write_text(content)
+    with pytest.raises(SourceError, match=name):
+        GateTokenizer.load(folder)
+
+
+def test_gate_tokenizer_takes_the_template_that_transformers_takes(folder):
+    (folder / "chat_template.jinja").write_text("file")
+    assert GateTokenizer.load(folder).chat_template == "file"
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text('{"chat_template": [{"x": 1}, {"name": "default", "template": "d"}]}')
+    assert GateTokenizer.load(folder).chat_template == "d"
+    (folder / "tokenizer_config.json").write_text('{"chat_template": 5}')
+    with pytest.raises(SourceError, match="chat_template is 5"):
+        GateTokenizer.load(folder)
