@@ -51,9 +51,10 @@ class TritonPythonModel:
                 break
             if self.delay_s:
                 time.sleep(self.delay_s)
-            if request.is_cancelled():
-                reason = "cancelled"
-                break
+                # Not in the thread of execute(): there, a cancellation that meets a response can hang Triton 2.51.
+                if request.is_cancelled():
+                    reason = "cancelled"
+                    break
             made.append(token)
             if streaming:
                 sender.send(self.response([token], made, values))
