@@ -24,8 +24,10 @@ def make_runner(kind: str, options: Options | None = None, *, store: str = "") -
     Raises:
         ConfigError: There is no such runner.
     """
-    if kind == "docker" or kind == "podman":
-        return ContainerRunner(kind, options, store=store)
+    if kind == "docker":
+        return ContainerRunner("docker", options, store=store)
+    if kind == "podman":
+        return ContainerRunner("podman", options, store=store)
     if kind == "local":
         return LocalRunner(options)
     if kind == "pyxis":

@@ -86,7 +86,8 @@ _KNOWN = (
     ),
 )
 
-_NOT_FOUND = r"executable file .*not found|(stat|exec|env): .*no such file"
+# Words of runc, env, and the first processes of docker (tini) and podman (catatonit, which exits with 1).
+_NOT_FOUND = r"executable file .*not found|env: .*no such file|tini .*exec .*no such file|exec pid1: no such file"
 
 _SIGNALS = {
     signal.SIGKILL: "It was killed from outside; most often memory ran out (see `dmesg`, and the limits of the job).",
@@ -113,8 +114,8 @@ def explain(returncode: int, tail: Sequence[str], *, place: str, engine: str) ->
     name = _signal(returncode)
     if name is not None:
         return f"ended with {name.name}", _SIGNALS.get(name, "")
-    if returncode == NO_PROGRAM and re.search(_NOT_FOUND, "\n".join(tail), re.IGNORECASE):
-        return f"was not found in {place} (exit code 127)", "Is it the image of the release that the plan was made for?"
+    if returncode in (1, NO_PROGRAM) and tail and re.search(_NOT_FOUND, tail[-1], re.IGNORECASE):
+        return f"was not found in {place}", "Is it the image of the release that the plan was made for?"
     if not engine or returncode not in (ENGINE_ERROR, CANNOT_START):
         return f"ended with {describe_exit(returncode)}", ""
     what, hint = engine_message(tail)
