@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import overrides as command_line
-from pipeline.config.fields import leaves, sections
+from pipeline.config.fields import leaves, open_section, sections
 from pipeline.config.schema import CONFIG_NAME, ENTRY_NAME, SCHEMA_NAME, Config, register
 from pipeline.errors import ConfigError, Finding
 from pipeline.facts.shipped import shipped
@@ -137,7 +137,7 @@ def _hydra(folders: Sequence[Path], choices: Mapping[str, str]) -> tuple[DictCon
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError  # type: ignore[import-untyped]
+    from yaml import YAMLError
 
     register()
     rest = ",".join(_quoted(f"file://{folder}") for folder in folders[1:])
@@ -161,11 +161,16 @@ def _quoted(text: str) -> str:
 
 
 def _assign(node: DictConfig, key: str, value: Any) -> Finding | None:
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         section = key.rpartition(".")[0]
+        if open_section(key):
+            entries = OmegaConf.select(node, section)
+            with open_dict(entries):
+                entries[key.rpartition(".")[2].lstrip("-")] = value
+            return None
         if section and OmegaConf.select(node, section) is None:
             OmegaConf.update(node, section, sections()[section])
         OmegaConf.update(node, key, value)
@@ -212,7 +217,7 @@ def _diagnose(folders: Sequence[Path], error: Exception) -> list[Finding]:
                 if "_target_" in key.split("."):
                     message = f"'_target_' in {file} is refused: a configuration never names code"
                     found.append(Finding("config-names-code", "error", key, message))
-                elif key not in leaves() and key not in sections():
+                elif key not in leaves() and key not in sections() and not open_section(key):
                     found.append(command_line.unknown_key(key, str(file)))
     return found or [Finding("config-file", "error", "", _one_line(error))]
 

@@ -15,7 +15,14 @@ from pipeline.config.schema import Config
 
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
-_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list [a,b]"}
+_TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list [a,b]",
+    dict: "names with values",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Leaf:
 
     Attributes:
         path: Dotted key, ``limits.max_batch_size``.
-        kind: ``int``, ``float``, ``bool``, ``str`` or ``list`` (of text).
+        kind: ``int``, ``float``, ``bool``, ``str``, ``list`` (of text) or ``dict`` (names that only a release knows).
         is_optional: null is allowed.
         choices: Allowed texts; empty for any.
         minimum: Smallest number, or None.
@@ -39,12 +46,12 @@ class Leaf:
     maximum: float | None
 
     def parse(self, text: str) -> Any:
-        """Turn what was typed behind ``=`` into a value. Text is taken as it is, lists are not handled here.
+        """Turn what was typed behind ``=`` into a value. Text is taken as it is; lists are not handled here.
 
         Raises:
             ValueError: With the reason, without the key.
         """
-        if self.is_optional and text.lower() == "null":
+        if self.is_optional and text.lower() in ("null", "auto"):
             return None
         if self.kind is str:
             return text
@@ -60,7 +67,7 @@ class Leaf:
 
     def problem(self, value: Any) -> str | None:
         """Say what is wrong with a typed value, or None."""
-        if value is None or self.kind in (bool, list):
+        if value is None or self.kind in (bool, list, dict):
             return None
         if self.choices and value not in self.choices:
             near = nearest(str(value), self.choices)
@@ -83,6 +90,13 @@ class Leaf:
 def leaves() -> Mapping[str, Leaf]:
     """Return every key that holds a value, by dotted path."""
     return {leaf.path: leaf for leaf in _leaves(Config, "")}
+
+
+def open_section(key: str) -> str:
+    """Return the dotted path above ``key`` whose names the schema does not know (``build.flags``); else nothing."""
+    section = key.rpartition(".")[0]
+    leaf = leaves().get(section)
+    return section if leaf is not None and leaf.kind is dict else ""
 
 
 @cache

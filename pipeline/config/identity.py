@@ -47,8 +47,10 @@ def as_json(value: Any) -> Any:
     """Turn dataclasses and tuples into objects and lists."""
     if dataclasses.is_dataclass(value):
         return {item.name: as_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [as_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
     return value
 
 

@@ -6,13 +6,14 @@ Hydra's grammar is used where it adds something: lists and sweeps.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.fields import groups, leaves, nearest, nearest_key, sections
+from pipeline.config.fields import groups, leaves, nearest, nearest_key, open_section, sections
 from pipeline.errors import Finding
 
 SECRET_KEYS = ("source.token",)
@@ -40,7 +41,8 @@ def secrets_in(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
         key, _, text = argument.partition("=")
         key, value = key.lstrip("+"), _unquote(text)
-        sounds_secret = _SECRET_WORD.search(key.rpartition(".")[2]) and key not in leaves()
+        is_known = key in leaves() or open_section(key)
+        sounds_secret = _SECRET_WORD.search(key.rpartition(".")[2]) and not is_known
         if value and (key in SECRET_KEYS or sounds_secret or _SECRET_VALUE.match(value)):
             yield value
 
@@ -124,12 +126,16 @@ def _value(key: str, text: str) -> Any:
         raise _Problem(
             Finding("config-names-code", "error", key, "'_target_' is refused: a configuration never names code")
         )
+    if open_section(key):
+        return _free_value(key, text)
     leaf = leaves().get(key)
     if leaf is None:
         raise _Problem(unknown_key(key))
     try:
         if leaf.kind is list:
             return _list(key, text)
+        if leaf.kind is dict:
+            raise ValueError(f"holds several names; set one by one: {key}.NAME=VALUE")
         bare = _unquote(text)
         if "${" in bare:
             return bare  # resolved and typed by OmegaConf
@@ -151,6 +157,25 @@ def unknown_key(key: str, where: str = "") -> Finding:
         return Finding("config-bad-value", "error", key, f"{key}{place} is not one value; its keys are {keys}")
     hint = f"did you mean {near}?" if near else f"groups are {', '.join(groups())}"
     return Finding("config-unknown-key", "error", key, f"there is no key or group {key!r}{place}", hint)
+
+
+def _free_value(key: str, text: str) -> Any:
+    """Type a value whose name only a release knows: true and false, numbers, lists, else text. Quotes keep it text."""
+    bare = _unquote(text)
+    if bare != text:
+        return bare
+    if text.startswith("["):
+        return _list(key, text)
+    words: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else text
+    return text
 
 
 def _list(key: str, text: str) -> list[str]:

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import machine, schema, sizing, spec
+from pipeline.config import engine_parts, machine, resolve_engine, schema, sizing, spec
 from pipeline.config.compose import Composed, config_error
 from pipeline.errors import ConfigError, Finding
 from pipeline.facts import hfconfig, memory
 from pipeline.facts.architecture import Architecture
+from pipeline.facts.published import SourceQuantization, source_quantization
 
 # Most sequences that a derived batch size allows for; more is a decision.
 GPU_BATCH_MAX = 64
@@ -35,11 +36,13 @@ def resolve(composed: Composed) -> spec.Spec:
     """
     config = composed.config
     source = _source(config)
-    shape, family = _shape(config, source)
+    shape, family, published = _shape(config, source)
     hardware = _hardware(composed)
     target = _target(config, hardware)
-    precision = _precision(config.precision, composed.choices["precision"])
     parallel = spec.Parallel(**_values(config.parallel))
+    precision_name = composed.choices["precision"]
+    precision = resolve_engine.precision(config.precision, precision_name, published, shape, parallel.tp)
+    speculative = resolve_engine.speculative(config.speculative)
     model_name = _model_name(composed, source)
     name = config.name or f"{model_name}-{precision.name}-{target.resolved}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -47,19 +50,23 @@ def resolve(composed: Composed) -> spec.Spec:
     return spec.Spec(
         name=name,
         output_dir=str(_absolute(config.output_dir or f"dist/{name}")),
-        model=spec.Model(model_name, family, shape, config.model.license, config.model.gated),
+        model=spec.Model(model_name, family, shape, config.model.license, config.model.gated, published),
         source=source,
         precision=precision,
-        limits=_limits(config, shape, precision, parallel, target, hardware),
+        limits=_limits(config, shape, precision, parallel, target, hardware, speculative),
         parallel=parallel,
         target=target,
         converter=_converter(config, source, target),
+        calibration=resolve_engine.calibration(config.calibration, precision),
+        build=resolve_engine.build(config.build),
+        speculative=speculative,
+        lora=resolve_engine.lora(config.lora),
         hardware=hardware,
         toolchain=_toolchain(composed),
         gate=spec.Gate(name=composed.choices["gate"], **_values(config.gate)),
         frontend=spec.Frontend(**{**_values(config.frontend), "triton": tuple(config.frontend.triton)}),
         triton=spec.Triton(**_values(config.triton)),
-        runner=spec.Runner(config.runner.kind, config.runner.threads),
+        runner=_runner(config.runner, target),
         store=spec.Store(str(_absolute(config.store.root))),
         policy=spec.Policy(name=composed.choices["policy"], **_values(config.policy)),
     )
@@ -86,9 +93,13 @@ def _names_a_file(model_id: str) -> bool:
     return model_id.startswith(("/", "./", "../", "~")) or (model_id.endswith(".gguf") and Path(model_id).is_file())
 
 
-def _shape(config: schema.Config, source: spec.Source) -> tuple[Architecture | None, str]:
-    """Return shape and family: what a local source says, else what the model's option says, else what the hub says."""
+def _shape(config: schema.Config, source: spec.Source) -> tuple[Architecture | None, str, SourceQuantization | None]:
+    """Return shape, family and how the weights are quantized.
+
+    A local source is asked first, then the model's option, then the hub.
+    """
     document: Mapping[str, Any] | None = None
+    published = resolve_engine.published_quantization(config.model)
     if source.kind == "local":
         document = _local_config(Path(source.path))
     elif source.kind == "hub" and config.model.architecture is None and source.id:
@@ -101,10 +112,11 @@ def _shape(config: schema.Config, source: spec.Source) -> tuple[Architecture | N
         except (KeyError, TypeError, ValueError) as error:
             origin = source.id or source.path
             raise ConfigError(f"config.json of {origin} lacks {error}: not a decoder model") from error
-        return shape, config.model.family or hfconfig.FAMILIES.get(shape.architecture, "")
+        family = config.model.family or hfconfig.FAMILIES.get(shape.architecture, "")
+        return shape, family, published or source_quantization(document)
     if config.model.architecture is None:
-        return None, config.model.family
-    return Architecture(**_values(config.model.architecture)), config.model.family
+        return None, config.model.family, published
+    return Architecture(**_values(config.model.architecture)), config.model.family, published
 
 
 def _local_config(path: Path) -> Mapping[str, Any] | None:
@@ -168,7 +180,7 @@ def _target(config: schema.Config, hardware: spec.Hardware) -> spec.Target:
     tie = None
     if resolved == "engine":
         chain = config.toolchain
-        tie = spec.EngineTie(chain.release, chain.build_image, hardware.gpu, hardware.sm)
+        tie = engine_parts.EngineTie(chain.release, chain.build_image, hardware.gpu, hardware.sm)
     return spec.Target(requested, resolved, reason, tie)
 
 
@@ -200,15 +212,27 @@ def _converter(config: schema.Config, source: spec.Source, target: spec.Target) 
     return spec.Converter(requested, resolved, reason, config.toolchain.release if resolved == "nvidia" else None)
 
 
-def _precision(config: schema.PrecisionConfig, name: str) -> spec.Precision:
-    kv_cache = None if config.kv_cache == "auto" else config.kv_cache.upper()
-    return spec.Precision(**{**_values(config), "name": name, "kv_cache": kv_cache})
-
-
 def _toolchain(composed: Composed) -> spec.Toolchain:
     unused = ("tensorrt", "python")
     values = {key: value for key, value in _values(composed.config.toolchain).items() if key not in unused}
     return spec.Toolchain(name=composed.choices["toolchain"], **values)
+
+
+def _runner(config: schema.RunnerConfig, target: spec.Target) -> spec.Runner:
+    """Choose how commands run: the rehearsal needs no container, NVIDIA's tools do unless we are in their image."""
+    kind = config.kind
+    if kind == "auto":
+        found = machine.container_engine() if target.resolved != "reference" else "image"
+        kind = "local" if found == "image" else found or "docker"
+    pairs = []
+    for text in config.host_paths:
+        here, equals, there = text.partition("=")
+        if not (equals and here.startswith("/") and there.startswith("/")):
+            message = f"runner.host_paths: {text!r} is no pair of absolute paths; expected /here=/there"
+            raise _contradiction("runner.host_paths", message)
+        pairs.append((here, there))
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in _values(config).items()}
+    return spec.Runner(**{**values, "kind": kind, "host_paths": tuple(pairs)})
 
 
 def _limits(
@@ -218,6 +242,7 @@ def _limits(
     parallel: spec.Parallel,
     target: spec.Target,
     hardware: spec.Hardware,
+    speculative: engine_parts.Speculative | None,
 ) -> spec.Limits:
     """Fill in limits: the model's context, or what memory leaves of it; as many sequences as may be admitted.
 
@@ -233,10 +258,14 @@ def _limits(
         device = sizing.device_of(hardware.memory_bytes, target.resolved, config.toolchain.release)
         load = memory.Load(batch, seq_len, asked.max_num_tokens, asked.max_beam_width)
         if asked.max_seq_len is None:
-            seq_len = sizing.longest_fitting(shape, layout, load, device) or seq_len
+            enlarged = sizing.speculated(load, speculative)
+            extra = enlarged.max_seq_len - load.max_seq_len
+            fitting = sizing.longest_fitting(shape, layout, enlarged, device)
+            seq_len = fitting - extra if fitting and fitting > extra else seq_len
             load = dataclasses.replace(load, max_seq_len=seq_len)
         if asked.max_batch_size is None:
-            held = memory.budget(shape, layout, load, device).max_concurrent_sequences
+            enlarged = sizing.speculated(load, speculative)
+            held = memory.budget(shape, layout, enlarged, device).max_concurrent_sequences
             batch = max(1, min(GPU_BATCH_MAX, int(held * asked.kv_overcommit)))
     return spec.Limits(
         max_batch_size=batch,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.facts.precisions import ALGORITHMS
+from pipeline.facts.speculation import MODES
 
 SCHEMA_NAME = "pipeline_schema"
 # What is composed: whichever config.yaml comes first in the search path. Hydra looks for its primary config before it
@@ -63,6 +64,16 @@ class WheelConfig:
 
 
 @dataclass
+class QuantizationConfig:
+    """How published weights are quantized; see :class:`pipeline.facts.published.SourceQuantization`."""
+
+    kind: str = ""
+    bits: int = field(default=4, metadata=between(1, 16))
+    group_size: int = field(default=128, metadata=between(0))
+    desc_act: bool = False
+
+
+@dataclass
 class ModelConfig:
     """Which model."""
 
@@ -75,6 +86,7 @@ class ModelConfig:
     gated: bool = False
     architecture: ArchitectureConfig | None = None
     wheel: WheelConfig | None = None
+    quantization: QuantizationConfig | None = None
 
 
 @dataclass
@@ -87,14 +99,32 @@ class SourceConfig:
 
 @dataclass
 class PrecisionConfig:
-    """How weights and KV cache are stored. Option names are what people say; the rest is TensorRT-LLM's."""
+    """How weights and KV cache are stored. Option names are what people say; the rest is TensorRT-LLM's.
+
+    ``group_size`` and ``alpha`` null: chosen for the model and the split. ``per_channel`` and ``per_token`` decide
+    which kind of SmoothQuant.
+    """
 
     dtype: str = field(default="bfloat16", metadata=one_of("float16", "bfloat16"))
     quant_algo: str | None = field(default=None, metadata=one_of(*ALGORITHMS))
     kv_cache: str = field(default="auto", metadata=one_of("auto", "int8", "fp8"))
-    group_size: int = field(default=0, metadata=between(0))
-    alpha: float = field(default=0.0, metadata=between(0, 1))
+    group_size: int | None = field(default=None, metadata=between(0))
+    alpha: float | None = field(default=None, metadata=between(0, 1))
+    per_channel: bool | None = None
+    per_token: bool | None = None
+    quantize_lm_head: bool = False
     from_checkpoint: bool = False
+
+
+@dataclass
+class CalibrationConfig:
+    """Text that quantization measures on. ``path`` empty: the shipped excerpt."""
+
+    path: str = ""
+    column: str = "text"
+    samples: int = field(default=512, metadata=between(1))
+    seq_len: int = field(default=512, metadata=between(1))
+    batch_size: int = field(default=1, metadata=between(1))
 
 
 @dataclass
@@ -120,6 +150,52 @@ class ParallelConfig:
     pp: int = field(default=1, metadata=between(1))
     cp: int = field(default=1, metadata=between(1))
     embedding_sharding: str = field(default="none", metadata=one_of("none", "vocab", "hidden"))
+    moe_tp: int | None = field(default=None, metadata=between(1))
+    moe_ep: int | None = field(default=None, metadata=between(1))
+
+
+@dataclass
+class BuildConfig:
+    """How engines are built. ``flags``: further flags of the builder, ``converter_flags`` of the converter.
+
+    ``kv_reuse`` and ``chunked_context`` true: the run time must be able to; a build that cannot is refused.
+    """
+
+    workers: int | None = field(default=None, metadata=between(1))
+    multiple_profiles: bool = False
+    force_num_profiles: int | None = field(default=None, metadata=between(1))
+    weight_streaming: bool = False
+    kv_reuse: bool = False
+    chunked_context: bool = False
+    timing_cache: str = ""
+    flags: dict[str, Any] = field(default_factory=dict)
+    converter_flags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SpeculativeConfig:
+    """Speculative decoding. ``path``: folder of the Medusa heads. Zero and null: as checkpoint or upstream say."""
+
+    mode: str = field(default="none", metadata=one_of(*MODES))
+    max_draft_len: int = field(default=0, metadata=between(0))
+    window: int = field(default=0, metadata=between(0))
+    ngram: int = field(default=0, metadata=between(0))
+    verification: int = field(default=0, metadata=between(0))
+    medusa_heads: int | None = field(default=None, metadata=between(1))
+    medusa_layers: int | None = field(default=None, metadata=between(1))
+    eagle_layers: int = field(default=0, metadata=between(0))
+    path: str = ""
+
+
+@dataclass
+class LoraConfig:
+    """LoRA adapters. ``adapters``: folders of which the engine takes module names and ranks."""
+
+    enabled: bool = False
+    max_rank: int = field(default=64, metadata=between(1))
+    target_modules: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
+    dora: bool = False
 
 
 @dataclass
@@ -131,7 +207,7 @@ class TargetConfig:
 
 @dataclass
 class ToolchainConfig:
-    """A TensorRT-LLM release and its images."""
+    """A TensorRT-LLM release and its images. ``standin``: the images only act as if, for rehearsals."""
 
     release: str = ""
     build_image: str = ""
@@ -141,6 +217,7 @@ class ToolchainConfig:
     tensorrt: str = ""
     python: str = ""
     driver_min: str = ""
+    standin: bool = False
 
 
 @dataclass
@@ -199,10 +276,23 @@ class FrontendConfig:
 
 @dataclass
 class RunnerConfig:
-    """Where commands run. ``threads`` 0: the reference engine chooses by measurement."""
+    """Where commands run, and how the container engine is called; see :class:`pipeline.runners.job.Options`.
 
-    kind: str = field(default="local", metadata=one_of("local"))
+    ``threads`` 0: the reference engine chooses by measurement. ``host_paths``: pairs ``here=there``.
+    """
+
+    kind: str = field(default="auto", metadata=one_of("auto", "local", "docker", "podman", "pyxis"))
     threads: int = field(default=0, metadata=between(0, 1024))
+    program: str = ""
+    ipc: str = "host"
+    shm_size: str = ""
+    ulimits: list[str] = field(default_factory=lambda: ["memlock=-1", "stack=67108864"])
+    devices: list[str] = field(default_factory=list)
+    host_paths: list[str] = field(default_factory=list)
+    pull: str = field(default="missing", metadata=one_of("missing", "never"))
+    pull_timeout_s: float = field(default=3600.0, metadata=between(1))
+    grace_s: float = field(default=10.0, metadata=between(0))
+    extra: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -230,8 +320,12 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     toolchain: ToolchainConfig = field(default_factory=ToolchainConfig)
+    build: BuildConfig = field(default_factory=BuildConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     triton: TritonConfig = field(default_factory=TritonConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipeline.config.engine_parts import Speculative
 from pipeline.config.spec import Limits, Parallel, Precision, Spec
 from pipeline.facts import memory, precisions, releases
 from pipeline.facts.architecture import Architecture
@@ -32,9 +33,22 @@ def device_of(capacity_bytes: int, target: str, release: str) -> Device:
     return Device(capacity_bytes, is_gpu=target != "reference", tokens_per_block=block)
 
 
-def load_of(limits: Limits) -> Load:
+def load_of(limits: Limits, speculative: Speculative | None = None) -> Load:
     """Say what has to be served."""
-    return Load(limits.max_batch_size, limits.max_seq_len, limits.max_num_tokens, limits.max_beam_width)
+    load = Load(limits.max_batch_size, limits.max_seq_len, limits.max_num_tokens, limits.max_beam_width)
+    return speculated(load, speculative)
+
+
+def speculated(load: Load, speculative: Speculative | None) -> Load:
+    """Enlarge a load as the builder does for draft tokens: longer sequences, and a step that holds every draft."""
+    if speculative is None or not speculative.draft_len:
+        return load
+    draft = speculative.draft_len
+    return replace(
+        load,
+        max_seq_len=load.max_seq_len + draft + speculative.eagle_layers,
+        max_num_tokens=max(load.max_num_tokens, load.max_batch_size * (draft + 1)),
+    )
 
 
 def budget_of(spec: Spec) -> Budget | None:
@@ -46,7 +60,7 @@ def budget_of(spec: Spec) -> Budget | None:
     return memory.budget(
         shape,
         layout_of(spec.precision, spec.parallel, target),
-        load_of(spec.limits),
+        load_of(spec.limits, spec.speculative),
         device_of(spec.memory_bytes, target, spec.toolchain.release),
     )
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.config.engine_parts import Build, Calibration, EngineTie, Lora, Speculative
 from pipeline.config.identity import as_json, collect, identity
 from pipeline.facts.architecture import Architecture
+from pipeline.facts.published import SourceQuantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Model:
         architecture: Shape of the model; None when only the source can tell (plan then says so).
         license: Licence note, shown and carried into what is emitted.
         gated: The hub asks for accepted terms and a token.
+        quantization: How the published weights are quantized; None when they are not, or when nothing tells.
     """
 
     name: str = field(metadata=identity("emit"))
@@ -55,6 +58,7 @@ class Model:
     architecture: Architecture | None = field(metadata=identity())
     license: str = field(metadata=identity("emit"))
     gated: bool = field(metadata=identity())
+    quantization: SourceQuantization | None = field(metadata=identity())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,11 @@ class Precision:
         dtype: ``float16`` or ``bfloat16``: everything that is not quantized, and the arithmetic.
         quant_algo: Name in the checkpoint's ``quantization`` block (``W8A16``, ``FP8`` …); None when not quantized.
         kv_cache: ``INT8``, ``FP8`` or None (the dtype), as ``kv_cache_quant_algo`` in the checkpoint.
-        group_size: Rows that share a scale, for group-wise methods; 0 otherwise.
-        alpha: Smoothing strength of SmoothQuant; 0 otherwise.
+        group_size: Weights that share a scale, for group-wise methods; 0 otherwise.
+        alpha: Smoothing strength of SmoothQuant, 0 to 1; None for other methods.
+        per_channel: SmoothQuant with a scale per output channel of the weights; part of ``quant_algo``.
+        per_token: SmoothQuant with activations scaled per token; likewise.
+        quantize_lm_head: The head is quantized too, where the tool can.
         from_checkpoint: The source is already quantized and stays as it is.
     """
 
@@ -101,7 +108,10 @@ class Precision:
     quant_algo: str | None = field(metadata=identity("convert"))
     kv_cache: str | None = field(metadata=identity("convert"))
     group_size: int = field(metadata=identity("convert"))
-    alpha: float = field(metadata=identity("convert"))
+    alpha: float | None = field(metadata=identity("convert"))
+    per_channel: bool = field(metadata=identity())
+    per_token: bool = field(metadata=identity())
+    quantize_lm_head: bool = field(metadata=identity("convert"))
     from_checkpoint: bool = field(metadata=identity("convert"))
 
 
@@ -130,35 +140,21 @@ class Limits:
 class Parallel:
     """How the model is split over ranks: tensor, pipeline and context parallel sizes.
 
-    ``cp`` changes no file of the checkpoint. ``embedding_sharding`` is ``none``, ``vocab`` or ``hidden``.
+    ``cp`` changes no file of the checkpoint. ``embedding_sharding`` is ``none``, ``vocab`` or ``hidden``. ``moe_tp``
+    and ``moe_ep`` split inside and between experts; None lets the tool derive them from ``tp``.
     """
 
     tp: int = field(metadata=identity("convert"))
     pp: int = field(metadata=identity("convert"))
     cp: int = field(metadata=identity("build"))
     embedding_sharding: str = field(metadata=identity("convert"))
+    moe_tp: int | None = field(metadata=identity("convert"))
+    moe_ep: int | None = field(metadata=identity("convert"))
 
     @property
     def world_size(self) -> int:
         """Ranks in all: one GPU each."""
         return self.tp * self.pp * self.cp
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTie:
-    """What a TensorRT engine belongs to; change one and it must be built again.
-
-    Attributes:
-        release: TensorRT-LLM release.
-        build_image: Container image that builds, with digest once locked.
-        gpu: GPU name.
-        sm: Compute capability, 90 for 9.0; None when not known.
-    """
-
-    release: str = field(metadata=identity("build"))
-    build_image: str = field(metadata=identity("build"))
-    gpu: str = field(metadata=identity("build"))
-    sm: int | None = field(metadata=identity("build"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +235,7 @@ class Toolchain:
         builds_engines: The release still has the engine builder.
         cuda: CUDA version in the images.
         driver_min: Oldest driver that NVIDIA lists for the images.
+        standin: The images only act as if; the result says so and may not be deployed.
     """
 
     name: str = field(metadata=identity())
@@ -248,6 +245,7 @@ class Toolchain:
     builds_engines: bool = field(metadata=identity())
     cuda: str = field(metadata=identity())
     driver_min: str = field(metadata=identity())
+    standin: bool = field(metadata=identity("build", "emit"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,12 +327,32 @@ class Runner:
     """Where commands run.
 
     Attributes:
-        name: ``local``; containers come with the engine target.
+        kind: ``docker``, ``podman``, ``pyxis``, or ``local``: this process and its children.
         threads: Threads for the arithmetic of the reference engine (gate, Triton); 0 lets it choose.
+        program: Engine's program; empty for the one in PATH.
+        ipc: ``host`` shares this machine's shared memory.
+        shm_size: Size of a private ``/dev/shm`` instead.
+        ulimits: ``name=soft[:hard]``.
+        devices: GPUs to use; empty for as many as a command needs.
+        host_paths: Pairs (path here, path on the engine's machine).
+        pull: ``missing`` fetches an image that is not there, ``never`` does not.
+        pull_timeout_s: Seconds that may take.
+        grace_s: Seconds between asking a program to end and ending it.
+        extra: Further arguments for the engine.
     """
 
-    name: str = field(metadata=identity())
+    kind: str = field(metadata=identity())
     threads: int = field(metadata=identity())
+    program: str = field(metadata=identity())
+    ipc: str = field(metadata=identity())
+    shm_size: str = field(metadata=identity())
+    ulimits: tuple[str, ...] = field(metadata=identity())
+    devices: tuple[str, ...] = field(metadata=identity())
+    host_paths: tuple[tuple[str, str], ...] = field(metadata=identity())
+    pull: str = field(metadata=identity())
+    pull_timeout_s: float = field(metadata=identity())
+    grace_s: float = field(metadata=identity())
+    extra: tuple[str, ...] = field(metadata=identity())
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +390,10 @@ class Spec:
     parallel: Parallel
     target: Target
     converter: Converter
+    calibration: Calibration | None
+    build: Build
+    speculative: Speculative | None
+    lora: Lora | None
     hardware: Hardware
     toolchain: Toolchain
     gate: Gate

@@ -47,6 +47,14 @@ class Architecture:
         """Longest sequence the model was made for, in tokens."""
         return int(self.max_position_embeddings * self.rope_scaling_factor)
 
+    def rank_widths(self, tp: int) -> dict[str, int]:
+        """Return the input widths of a rank's matrices by name; scales in groups lie along them."""
+        return {
+            "hidden size": self.hidden_size,
+            "attention output": self.num_heads * self.head_size // tp,
+            "MLP width": self.intermediate_size // tp,
+        }
+
     @property
     def parameters(self) -> int:
         """Number of weights; biases and the norms inside attention are not counted (below 0.1 % of any model)."""

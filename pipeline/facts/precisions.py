@@ -47,8 +47,21 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "NVFP4": Algorithm(0.57, ("no", "no", "no", "yes", "yes"), kv_cache=("FP8",)),
 }
 
+# ``quant_algo`` of SmoothQuant by (weights per channel, activations per token).
+SMOOTHQUANT: Mapping[tuple[bool, bool], str] = {
+    (False, False): "W8A8_SQ_PER_TENSOR_PLUGIN",
+    (True, False): "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+    (False, True): "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+    (True, True): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+}
+# Group sizes that kernels of group-wise weights exist for, preferred first.
+GROUP_SIZES = (128, 64)
+NVFP4_GROUP = 16
+
 # Algorithms whose weights are grouped along the input width.
 GROUPED = ("W4A16_AWQ", "W4A8_AWQ", "W4A16_GPTQ", "W8A16_GPTQ")
+# Algorithms that measure activations on text; row-wise FP8 and weight-only INT8 and INT4 do not.
+CALIBRATED = (*SMOOTHQUANT.values(), "W8A8_SQ_PER_CHANNEL", "FP8", "NVFP4", "W4A16_AWQ", "W4A8_AWQ")
 FP8_FAMILY = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A8_AWQ", "NVFP4")
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -66,6 +79,12 @@ def support(algorithm: str, sm: int) -> Support:
     """Say whether the engine backend runs ``algorithm`` on a compute capability; ``no`` below Ampere."""
     name = generation(sm)
     return ALGORITHMS[algorithm].support[GENERATIONS.index(name)] if name else "no"
+
+
+def is_calibrated(algorithm: str | None, kv_cache: str | None, *, from_checkpoint: bool = False) -> bool:
+    """Say whether making such weights or such a cache measures activations on text."""
+    measured = algorithm in CALIBRATED and not from_checkpoint
+    return measured or kv_cache is not None
 
 
 def weight_bytes(algorithm: str | None, dtype: str) -> float:

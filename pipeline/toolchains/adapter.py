@@ -131,7 +131,8 @@ def _source(job: ToolJob) -> list[Finding]:
             message = (
                 "precision=from_checkpoint keeps the source's quantization, and this source has none that is known"
             )
-            return [Finding("source-not-quantized", "error", path, message, "precision=bf16")]
+            hint = "precision=bf16; a quantized model: model=hf model.id=ORG/NAME, or model.quantization.kind=gptq"
+            return [Finding("source-not-quantized", "error", path, message, hint)]
         if source.kind == "gptq" and source.desc_act:
             message = "the GPTQ source was made with activation order (desc_act=true), which the converters refuse"
             return [Finding("gptq-desc-act", "error", "model", message, "use a checkpoint made with desc_act=false")]

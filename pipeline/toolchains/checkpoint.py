@@ -61,7 +61,7 @@ def checkpoint_command(job: ToolJob, route: Route, release: Release) -> tuple[Co
     values |= {f"--{key.lstrip('-')}": value for key, value in job.converter_flags.items()}
     table = release.table(route.tool)
     paths = {flag.lstrip("-"): _PATHS[noun] for noun, flag in route.nouns.items() if noun in _PATHS}
-    arguments, problems = render(table, values, prefix="converter.flags", paths=paths)
+    arguments, problems = render(table, values, prefix="build.converter_flags", paths=paths)
     findings += problems
     if any(finding.severity == "error" for finding in findings):
         return None, findings
@@ -188,8 +188,8 @@ def _free_flags(job: ToolJob, values: Mapping[str, FlagValue]) -> list[Finding]:
         name = f"--{key.lstrip('-')}"
         if name in values and values[name] != value:
             message = f"{name} is set to {values[name]!r} by the pipeline, {value!r} was given here"
-            findings.append(Finding("flag-set-twice", "error", f"converter.flags.{key}", message, "remove it"))
+            findings.append(Finding("flag-set-twice", "error", f"build.converter_flags.{key}", message, "remove it"))
         elif isinstance(value, str) and value.startswith(("/", "~", "./")) and not value.startswith("/in/"):
             message = f"{name}={value!r} is a path of this machine, which the container does not see"
-            findings.append(Finding("flag-host-path", "error", f"converter.flags.{key}", message, "remove it"))
+            findings.append(Finding("flag-host-path", "error", f"build.converter_flags.{key}", message, "remove it"))
     return findings

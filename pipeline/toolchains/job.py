@@ -1,17 +1,16 @@
-"""What the adapters need to know of a job, and how to get it from a Spec."""
+"""What the adapters need to know of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
-from pipeline.config.spec import Spec
-from pipeline.facts.memory import parameter_count
+from pipeline.config.engine_parts import FlagValue as FlagValue
+from pipeline.facts.precisions import SMOOTHQUANT as SMOOTHQUANT
+from pipeline.facts.published import SourceQuantization as SourceQuantization
+from pipeline.facts.speculation import lookahead_draft_len
 from pipeline.toolchains.release import data
-
-FlagValue = str | int | float | bool | Sequence[str] | None
 
 PRECISIONS = (
     "fp16",
@@ -26,14 +25,6 @@ PRECISIONS = (
     "nvfp4",
     "from_checkpoint",
 )
-
-# quant_algo of SmoothQuant by (weights per channel, activations per token).
-SMOOTHQUANT = {
-    (False, False): "W8A8_SQ_PER_TENSOR_PLUGIN",
-    (True, False): "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
-    (False, True): "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
-    (True, True): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +54,6 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceQuantization:
-    """How a published checkpoint is quantized already.
-
-    Attributes:
-        kind: ``gptq``, ``awq``, ``fp8`` (per tensor), ``fp8_rowwise``, ``fp8_block``, ``nvfp4``, or upstream's word.
-        bits: Bits of a weight.
-        group_size: Weights that share a scale; 0 when not group-wise.
-        desc_act: GPTQ with activation order, which the converters refuse.
-    """
-
-    kind: str
-    bits: int = 4
-    group_size: int = 128
-    desc_act: bool = False
-
-    @property
-    def key(self) -> str:
-        """Name in the route table: ``gptq4``, ``awq4``, ``fp8`` …"""
-        return f"{self.kind}{self.bits}" if self.kind in ("gptq", "awq") else self.kind
-
-
-@dataclass(frozen=True, slots=True)
 class Speculative:
     """Speculative decoding.
 
@@ -110,8 +79,8 @@ class Speculative:
 
     @property
     def lookahead_draft_len(self) -> int:
-        """Draft tokens that the lookahead window needs: (N-2) + (W-1+G)(N-1). Source: upstream's lookahead example."""
-        return (self.ngram - 2) + (self.window - 1 + self.verification) * (self.ngram - 1)
+        """Draft tokens that the lookahead window needs."""
+        return lookahead_draft_len(self.window, self.ngram, self.verification)
 
     @property
     def draft_len(self) -> int:
@@ -154,6 +123,7 @@ class ToolJob:
         gpu_memory_bytes: Memory of one GPU; None when not known.
         parameters: Weights of the model; None when not known.
         experts: Experts of a layer; 0 for dense models or when not known.
+        vocab_size: Rows of the embedding; 0 when not known.
         tp: Tensor parallel size.
         pp: Pipeline parallel size.
         cp: Context parallel size.
@@ -190,6 +160,7 @@ class ToolJob:
     gpu_memory_bytes: int | None = None
     parameters: int | None = None
     experts: int = 0
+    vocab_size: int = 0
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -278,71 +249,3 @@ def find_family(name: str) -> Family | None:
 def family_names() -> tuple[str, ...]:
     """Return every known family."""
     return tuple(data("families")["families"])
-
-
-def source_quantization(config: Mapping[str, Any]) -> SourceQuantization | None:
-    """Read how a Hugging Face checkpoint is quantized from its ``config.json`` (``quantization_config`` block).
-
-    Returns:
-        None when it is not quantized.
-    """
-    block = config.get("quantization_config")
-    if not isinstance(block, Mapping):
-        return None
-    method = str(block.get("quant_method", "")).lower()
-    group = block.get("group_size")
-    kinds = {"fbgemm_fp8": "fp8_rowwise", "fp8": "fp8_block" if block.get("weight_block_size") else "fp8"}
-    if method in ("gptq", "awq"):
-        bits = int(block.get("bits", block.get("w_bit", 4)))
-        return SourceQuantization(method, bits, int(group or 128), bool(block.get("desc_act")))
-    if method == "modelopt":
-        algorithm = str(block.get("quant_algo", "")).upper()
-        return SourceQuantization({"FP8": "fp8", "NVFP4": "nvfp4"}.get(algorithm, f"modelopt {algorithm}"), 8, 0)
-    return SourceQuantization(kinds.get(method, method or "unknown"), 8, 0)
-
-
-def job_from_spec(
-    spec: Spec,
-    *,
-    flags: Mapping[str, FlagValue] | None = None,
-    converter_flags: Mapping[str, FlagValue] | None = None,
-    calibration: Calibration | None = None,
-    source: SourceQuantization | None = None,
-    speculative: Speculative | None = None,
-    lora: Lora | None = None,
-) -> ToolJob:
-    """Make the job for NVIDIA's tools from a frozen Spec and the parts of the configuration that it does not hold."""
-    precision, limits, parallel = spec.precision, spec.limits, spec.parallel
-    architecture = spec.model.architecture
-    return ToolJob(
-        family=architecture.architecture if architecture else spec.model.family,
-        precision=precision.name,
-        dtype=precision.dtype,
-        kv_cache=(precision.kv_cache or "auto").lower(),
-        sm=spec.hardware.sm,
-        gpu_count=spec.hardware.count or None,
-        gpu_memory_bytes=spec.hardware.memory_bytes or None,
-        parameters=parameter_count(architecture) if architecture else None,
-        experts=architecture.num_experts if architecture else 0,
-        tp=parallel.tp,
-        pp=parallel.pp,
-        cp=parallel.cp,
-        embedding_sharding=parallel.embedding_sharding,
-        converter=spec.converter.resolved,
-        limits=Limits(
-            limits.max_batch_size,
-            limits.max_input_len,
-            limits.max_seq_len,
-            limits.max_num_tokens,
-            limits.max_beam_width,
-        ),
-        flags=dict(flags or {}),
-        converter_flags=dict(converter_flags or {}),
-        smoothquant_algo=precision.quant_algo or SMOOTHQUANT[True, True],
-        alpha=precision.alpha or 0.5,
-        group_size=precision.group_size or 128,
-        calibration=calibration,
-        source=source,
-        speculative=speculative,
-        lora=lora,
-    )

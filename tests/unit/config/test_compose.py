@@ -71,7 +71,7 @@ def test_every_group_has_options_and_no_folder_is_without_group() -> None:
         ("limits.max_batchsize=2", "config-unknown-key", "did you mean limits.max_batch_size?"),
         ("tp=2", "config-unknown-key", "did you mean parallel.tp?"),
         ("gate.top1_agrement_min=0.9", "config-unknown-key", "did you mean gate.top1_agreement_min?"),
-        ("quantization.metod=awq", "config-unknown-key", "groups are model, precision"),
+        ("banana.metod=awq", "config-unknown-key", "groups are model, precision"),
         ("parallel.tp=two", "config-bad-value", ""),
         ("parallel.tp=2.5", "config-bad-value", ""),
         ("parallel.tp=0", "config-bad-value", ""),
@@ -228,7 +228,7 @@ def test_token_reaches_the_hub_client_and_nothing_else(monkeypatch: pytest.Monke
 
 
 def test_every_key_has_a_known_type() -> None:
-    assert {leaf.kind for leaf in leaves().values()} == {int, float, bool, str, list}
+    assert {leaf.kind for leaf in leaves().values()} == {int, float, bool, str, list, dict}
 
 
 @pytest.mark.parametrize(

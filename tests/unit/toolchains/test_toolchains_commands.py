@@ -8,8 +8,9 @@ import pytest
 from toolchain_jobs import job, only, rules_of, run, value_after
 
 from pipeline.errors import Finding
+from pipeline.facts.published import source_quantization
 from pipeline.toolchains.adapter import commands_for, without_known
-from pipeline.toolchains.job import SMOOTHQUANT, Calibration, Lora, SourceQuantization, Speculative, source_quantization
+from pipeline.toolchains.job import SMOOTHQUANT, Calibration, Lora, SourceQuantization, Speculative
 from pipeline.toolchains.release import load_release
 
 SCRIPTS = "/app/tensorrt_llm/examples"
@@ -342,7 +343,7 @@ def test_files_are_mounted_and_never_named_by_their_host_path() -> None:
 
 def test_converter_flags_reach_the_script_and_are_checked() -> None:
     assert "--load_model_on_cpu" in run(converter_flags={"load_model_on_cpu": True})[0][0].flags
-    assert only(run(converter_flags={"load_model": True})[1], "unknown-flag").path == "converter.flags.load_model"
+    assert only(run(converter_flags={"load_model": True})[1], "unknown-flag").path == "build.converter_flags.load_model"
     assert only(run(converter_flags={"dtype": "float32"})[1], "flag-set-twice").severity == "error"
     assert only(run(converter_flags={"meta_ckpt_dir": "/data"})[1], "flag-host-path").severity == "error"
 

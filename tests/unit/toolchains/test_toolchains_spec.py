@@ -10,7 +10,8 @@ from pipeline.config.rules import check
 from pipeline.config.spec import Spec
 from pipeline.facts import precisions
 from pipeline.toolchains.adapter import commands_for, without_known
-from pipeline.toolchains.job import Calibration, find_family, job_from_spec
+from pipeline.toolchains.from_spec import job_from_spec
+from pipeline.toolchains.job import find_family
 from pipeline.toolchains.release import data, load_release
 from pipeline.toolchains.routes import default_converter
 
@@ -21,7 +22,7 @@ def spec_of(*arguments: str) -> Spec:
 
 def test_job_takes_names_sizes_and_memory_from_the_spec() -> None:
     spec = spec_of("model=llama2", "precision=smoothquant", "precision.kv_cache=int8", "parallel=tp4_pp2")
-    made = job_from_spec(spec, calibration=Calibration())
+    made = job_from_spec(spec)
     assert (made.family, made.precision, made.kv_cache, made.sm) == ("LlamaForCausalLM", "smoothquant", "int8", 90)
     assert (made.tp, made.pp, made.world_size, made.gpu_count) == (4, 2, 8, 8)
     assert made.recipe == "smoothquant:W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
@@ -36,14 +37,14 @@ def test_job_takes_names_sizes_and_memory_from_the_spec() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "int4", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq"])
 def test_algorithm_of_the_spec_is_the_one_the_tool_makes(precision: str) -> None:
     spec = spec_of("model=llama2", f"precision={precision}")
-    commands, _ = commands_for(job_from_spec(spec, calibration=Calibration()), load_release("1.2.1"))
+    commands, _ = commands_for(job_from_spec(spec), load_release("1.2.1"))
     made = data("routes")["tools"][commands[0].tool]["makes"][precision]["algorithm"]
     assert made == (spec.precision.quant_algo or "none")
 
 
 def test_405b_at_fp8_is_planned_without_weights() -> None:
     spec = spec_of("model=llama3_405b", "precision=fp8", "parallel=tp8")
-    commands, findings = commands_for(job_from_spec(spec, calibration=Calibration()), load_release(spec.toolchain.name))
+    commands, findings = commands_for(job_from_spec(spec), load_release(spec.toolchain.name))
     assert [command.gpus for command in commands] == [8, 8]
     assert only(findings, "calibration-memory").severity == "warning"
 
@@ -51,7 +52,7 @@ def test_405b_at_fp8_is_planned_without_weights() -> None:
 def test_findings_of_the_configuration_are_not_said_twice() -> None:
     spec = compose(["model=llama2", "precision=fp8", "hardware=a100_80g", "target=engine"])
     known = check(spec)
-    found = commands_for(job_from_spec(spec, calibration=Calibration()), load_release("1.2.1"))[1]
+    found = commands_for(job_from_spec(spec), load_release("1.2.1"))[1]
     assert "precision-gpu" in rules_of(known) & rules_of(found)
     assert "precision-gpu" not in rules_of(without_known(found, known))
 
