@@ -21,6 +21,7 @@ class Form(Enum):
     MATRIX = "[rows, cols]"
     VECTOR = "[rows]"
     ROW = "[1, rows]"
+    SCALAR = "[]"
     EXPERTS = "[experts, rows / experts, cols]"
 
 

@@ -11,10 +11,15 @@ from pipeline.errors import ConfigError
 
 EmbeddingSharding = Literal["none", "vocab", "hidden"]
 
-Quantization = Literal["int8", "int4", "smoothquant", "fp8", "fp8_rowwise"]
+Quantization = Literal[
+    "int8", "int4", "smoothquant", "int8_sq", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "nvfp4"
+]
 KvCache = Literal["int8", "fp8"]
 
-QUANTIZATIONS = ("int8", "int4", "smoothquant", "fp8", "fp8_rowwise")
+QUANTIZATIONS = ("int8", "int4", "smoothquant", "int8_sq", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "nvfp4")
+# Schemes that smooth, and schemes whose int4 weights share a scale in groups.
+SMOOTHED = ("smoothquant", "int8_sq")
+GROUPED = ("int4_awq", "w4a8_awq")
 KV_CACHES = ("int8", "fp8")
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 EMBEDDING_SHARDINGS = ("none", "vocab", "hidden")
@@ -32,12 +37,17 @@ class ConvertOptions:
         embedding_sharding: Whether ``vocab_embedding`` is whole on every rank, split by vocabulary rows, or by columns.
         quant: How linear layers are quantized. ``int8`` and ``int4`` are weight-only: the builder packs the weights,
             the checkpoint keeps 16 bits. ``fp8`` takes over a source that is FP8 already (also recognised without), or
-            quantizes by measured ranges.
-        alpha: Strength of smoothing, 0 to 1 (smoothquant).
+            quantizes by measured ranges. ``smoothquant`` is the layout of the plugins, ``int8_sq`` modelopt's
+            W8A8_SQ_PER_CHANNEL. Quantized sources are recognised and taken over with None.
+        alpha: Strength of smoothing, 0 to 1 (smoothquant, int8_sq).
         per_channel: A scale per output channel of the weights, else per tensor (smoothquant).
         per_token: Activations scaled per token at run time, else by one measured range (smoothquant).
         kv_cache: Type of a quantized KV cache.
-        ranges: File of measured activation ranges (fp8, smoothquant, quantized KV cache).
+        group_size: Weights of a row that share a scale (int4_awq, w4a8_awq).
+        ranges: File of measured activation ranges (all but int8, int4 and fp8_rowwise; quantized KV cache).
+        kv_scale_floor: Least scale of an FP8 cache made from ranges. modelopt's is 1, which costs accuracy where values
+            are small; 0 keeps what was measured.
+        dequantize: Turn a quantized source into plain weights.
         digest_source: Whether to hash config and weights of the source for the report; costs a second per gigabyte on
             one processor, beside the conversion.
         workers: Threads that read, cast and write; None takes the number of processors, at most 4. Never changes a
@@ -53,7 +63,10 @@ class ConvertOptions:
     per_channel: bool = False
     per_token: bool = False
     kv_cache: KvCache | None = None
+    group_size: int = 128
     ranges: Path | None = None
+    kv_scale_floor: float = 1.0
+    dequantize: bool = False
     digest_source: bool = True
     workers: int | None = None
 
@@ -65,7 +78,7 @@ class ConvertOptions:
         """
         _choice("dtype", self.dtype, DTYPES)
         _choice("embedding_sharding", self.embedding_sharding, EMBEDDING_SHARDINGS)
-        for name in ("tp", "pp"):
+        for name in ("tp", "pp", "group_size"):
             _positive(name, getattr(self, name))
         if self.quant is not None:
             _choice("quant", self.quant, QUANTIZATIONS)

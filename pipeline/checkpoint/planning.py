@@ -97,6 +97,7 @@ def _target(bound: Bound, architecture: Architecture, options: ConvertOptions, d
         Form.MATRIX: (piece.rows, piece.cols),
         Form.VECTOR: (piece.rows,),
         Form.ROW: (1, piece.rows),
+        Form.SCALAR: (),
         Form.EXPERTS: (experts, piece.rows // max(1, experts), piece.cols),
     }
     return Target(bound.name, shapes[bound.form], bound.rule.dtype or dtype, piece, bound.rule)

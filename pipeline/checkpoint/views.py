@@ -59,6 +59,27 @@ class Tensor:
         return f"{self.source.tensors[self.name].file}: {self.name}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Derived:
+    """A matrix computed from another row by row; equal only to itself. Others override what differs."""
+
+    base: Matrix
+
+    @property
+    def rows(self) -> int:
+        """As the base."""
+        return self.base.rows
+
+    @property
+    def cols(self) -> int:
+        """As the base."""
+        return self.base.cols
+
+    def origin(self) -> str:
+        """As the base."""
+        return self.base.origin()
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows [begin, end) of another matrix."""

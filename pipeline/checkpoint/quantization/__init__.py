@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.checkpoint.binding import Bound, LayerNames, Target
 from pipeline.checkpoint.families import Rule
+from pipeline.checkpoint.options import GROUPED
 from pipeline.checkpoint.quantization.fp8 import SOURCE_ARCHITECTURES, RowwiseFp8, SourceFp8, holds_fp8
 from pipeline.checkpoint.quantization.kv_cache import kv_cache
 from pipeline.checkpoint.quantization.ranges import Ranges
@@ -94,6 +95,18 @@ def _weights(context: SchemeContext, ranges: Ranges | None) -> Scheme:
         from pipeline.checkpoint.quantization.smoothquant import SmoothQuant
 
         return SmoothQuant(context, ranges)
+    if quant == "int8_sq":
+        from pipeline.checkpoint.quantization.int8_sq import Int8PerChannel
+
+        return Int8PerChannel(context, ranges)
+    if quant in GROUPED:
+        from pipeline.checkpoint.quantization.grouped_int4 import Int4Groups
+
+        return Int4Groups(context, ranges, fp8_activations=quant == "w4a8_awq")
+    if quant == "nvfp4":
+        from pipeline.checkpoint.quantization.nvfp4 import Nvfp4
+
+        return Nvfp4(context, ranges)
     from pipeline.checkpoint.quantization.fp8_static import StaticFp8
 
     return StaticFp8(context, ranges)

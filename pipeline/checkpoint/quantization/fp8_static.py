@@ -14,17 +14,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeline.checkpoint.binding import Bound
-from pipeline.checkpoint.blocks import row_blocks
-from pipeline.checkpoint.dtypes import Array, cast_checked, largest_magnitude, numpy_dtype
+from pipeline.checkpoint.dtypes import Array, cast_checked, numpy_dtype
 from pipeline.checkpoint.quantization.fp8 import FP8, SOURCE_ARCHITECTURES
 from pipeline.checkpoint.quantization.ranges import Ranges
-from pipeline.checkpoint.quantization.scheme import Scheme, SchemeContext, constant, is_linear_weight, only_for
-from pipeline.checkpoint.views import Matrix, Tensor
+from pipeline.checkpoint.quantization.scheme import (
+    Scheme,
+    SchemeContext,
+    WeightAmaxes,
+    constant,
+    is_linear_weight,
+    only_for,
+    shared_inputs,
+)
+from pipeline.checkpoint.views import Matrix
 from pipeline.errors import ConfigError, SourceError
 
 _LARGEST = np.float32(448.0)
-# Linears whose scales are common.
-_SHARED = ({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, {"mlp.gate_proj", "mlp.up_proj"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class StaticFp8(Scheme):
                 hint="give --ranges RANGES.safetensors, or use fp8_rowwise, which needs no calibration",
             )
         self._context, self._ranges = context, ranges
-        self._weight_amax: dict[str, float] = {}
+        self._amaxes = WeightAmaxes(context)
         self.quantization = {"quant_algo": "FP8"}
 
     def expand(self, bound: Bound) -> Iterator[Bound]:
@@ -80,10 +85,8 @@ class StaticFp8(Scheme):
         if not is_linear_weight(bound.rule):
             yield bound
             return
-        prefix = bound.sources[0].removesuffix(bound.rule.sources[0])
-        own = bound.rule.sources[0].removesuffix(".weight")
-        names = sorted(prefix + name for name in next((group for group in _SHARED if own in group), {own}))
-        weight = np.float32(max(self._amax(name) for name in names)) / _LARGEST
+        names = shared_inputs(bound)
+        weight = np.float32(max(self._amaxes(name) for name in names)) / _LARGEST
         activation = np.float32(max(self._ranges.input(name).max() for name in names)) / _LARGEST
         if weight == 0:
             raise SourceError(f"{bound.parts[0].origin()}: holds only zeros; expected weights to quantize")
@@ -91,14 +94,3 @@ class StaticFp8(Scheme):
         yield replace(bound, rule=replace(bound.rule, dtype=FP8), parts=parts)
         yield constant(f"{bound.module}.weights_scaling_factor", [float(weight)])
         yield constant(f"{bound.module}.activation_scaling_factor", [float(activation)])
-
-    def _amax(self, linear: str) -> float:
-        """Return the largest magnitude of a weight in the type of the checkpoint; one pass over it."""
-        if linear not in self._weight_amax:
-            weight = Tensor(self._context.source, f"{linear}.weight")
-            blocks = (
-                cast_checked(weight.read(start, stop), self._context.dtype, weight.origin())
-                for start, stop in row_blocks(weight)
-            )
-            self._weight_amax[linear] = max(largest_magnitude(block) for block in blocks)
-        return self._weight_amax[linear]

@@ -43,7 +43,7 @@ class Int8KvCache:
 
 
 class Fp8KvCache:
-    """FP8: the larger of the source's two scales; without them measured amax / 448 but at least 1; without both 1."""
+    """FP8: the larger of the source's two scales; without them measured amax / 448 but at least the floor; else 1."""
 
     algorithm = "FP8"
 
@@ -51,6 +51,7 @@ class Fp8KvCache:
         """Look for scales in the source."""
         self._context = context
         self._ranges = ranges
+        self._floor = context.options.kv_scale_floor
         self._stated = any(name.endswith(("k_scale", "v_scale")) for name in context.source.tensors)
         self.warnings: tuple[str, ...] = ()
         if not self._stated and ranges is None:
@@ -74,7 +75,7 @@ class Fp8KvCache:
         scale = 1.0
         if self._ranges is not None:
             outputs = [self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "kv"]
-            scale = max(scale, float(np.float32(max(outputs)) / np.float32(448.0)))
+            scale = max(self._floor, float(np.float32(max(outputs)) / np.float32(448.0)))
         yield constant(names.target + _NAME, [scale])
 
 

@@ -1,7 +1,9 @@
 """Activation ranges that calibration measured, from a safetensors file.
 
 ``<linear>.x`` is the largest |input| per input channel, ``<linear>.y`` the largest |output| per output channel, both
-float32, under the linear's Hugging Face name, measured on the model before any smoothing.
+float32, under the linear's Hugging Face name, measured on the model before any smoothing. For weights in groups a
+search adds ``<linear>.prequant`` [in], what the input is multiplied with, and ``<linear>.clip`` [out, in / group], the
+largest magnitude that a group keeps.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ class Ranges:
         self._values: dict[str, Array] = {}
         try:
             for name, info in header.tensors.items():
-                if name.endswith((".x", ".y")) and info.dtype == "float32":
+                if name.endswith((".x", ".y", ".prequant", ".clip")) and info.dtype == "float32":
                     rows = read_matrix(files, info, header.offsets[name], (0, info.rows), (0, info.cols))
-                    self._values[name] = rows.reshape(-1)
+                    self._values[name] = rows.reshape(info.shape)
         finally:
             files.close()
         bad = next((n for n, v in self._values.items() if not (np.isfinite(v).all() and (v >= 0).all())), None)
@@ -51,13 +53,21 @@ class Ranges:
         """Return the largest |output| per channel: [out], float32."""
         return self._get(f"{linear}.y")
 
+    def prequant(self, linear: str) -> Array:
+        """Return what the search multiplies the input with: [in], float32."""
+        return self._get(f"{linear}.prequant")
+
+    def clip(self, linear: str) -> Array:
+        """Return the largest magnitude that each group keeps: [out, in / group], float32."""
+        return self._get(f"{linear}.clip")
+
     def _get(self, name: str) -> Array:
         if name not in self._values:
             raise SourceError(
                 f"{self._path}: lacks {name}; expected a float32 range for every linear layer",
                 hint="the ranges were measured on another model",
             )
-        values = self._values[name]
+        values = self._values[name] if name.endswith(".clip") else self._values[name].reshape(-1)
         if not values.any():
             raise SourceError(f"{self._path}: {name} is all zero: calibration had no effect")
         return values
