@@ -96,6 +96,13 @@ class Prepare(Protocol):
         """Return the prepared [K, T]; the argument is left as it was."""
 
 
+class Product(Protocol):
+    """A linear layer, however it is stored; calibration puts an observer in its place."""
+
+    def __call__(self, x: F32, workers: Workers) -> F32:
+        """Return [N, T] for x [K, T]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A linear layer in float32.

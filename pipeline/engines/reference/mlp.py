@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .linear import Linear, Stacked
+from .linear import Product
 from .threads import Workers
 
 F32 = npt.NDArray[np.float32]
@@ -63,8 +63,8 @@ class GatedMlp:
         fc_gate: [2I, h]: rows of fc, then rows of gate.
     """
 
-    fc_gate: Linear | Stacked
-    proj: Linear
+    fc_gate: Product
+    proj: Product
     act: Activation
 
     def __call__(self, x: F32, workers: Workers) -> F32:
@@ -80,8 +80,8 @@ class GatedMlp:
 class PlainMlp:
     """proj(act(fc(x)))."""
 
-    fc: Linear
-    proj: Linear
+    fc: Product
+    proj: Product
     act: Activation
 
     def __call__(self, x: F32, workers: Workers) -> F32:

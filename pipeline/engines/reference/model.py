@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .attention import AttentionRule, KvCache, Segment, attend
 from .config import ModelConfig
-from .linear import Linear, multiply_to_rows
+from .linear import Product, multiply_to_rows
 from .rope import RotaryTable, rotate
 from .threads import Workers
 
@@ -78,8 +78,8 @@ class Layer:
     """
 
     input_norm: Norm
-    qkv: Linear
-    dense: Linear
+    qkv: Product
+    dense: Product
     mlp_norm: Norm
     mlp: Block
     attention: AttentionRule
