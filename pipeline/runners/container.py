@@ -180,8 +180,9 @@ class ContainerRunner:
         self._query("stop", f"--time={grace}", name, timeout_s=grace + _QUERY_TIMEOUT_S)
 
     def _remove(self, names: Sequence[str]) -> None:
-        if names:
-            self._query("rm", "--force", *names)
+        # One at a time: Podman removes none when one of several has gone already.
+        for name in names:
+            self._query("rm", "--force", name)
 
     def _call(
         self,

@@ -59,9 +59,11 @@ def fetch_digest(reference: str, *, timeout_s: float = TIMEOUT_S) -> str:
             challenge = error.headers.get("WWW-Authenticate", "")
             if error.code != 401 or not challenge:
                 raise
+            error.close()
         headers["Authorization"] = _authorization(challenge, credentials, timeout_s)
         return _digest_at(url, headers, timeout_s)
     except urllib.error.HTTPError as error:
+        error.close()
         raise _refused(reference, host, error.code) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

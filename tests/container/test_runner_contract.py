@@ -20,6 +20,7 @@ from container_case import Case, Setting, until
 from pipeline.errors import ToolError
 from pipeline.runners.create import make_runner
 from pipeline.runners.job import Bind, Cancelled, ContainerJob, Secret
+from pipeline.runners.owner import OWNER_LABEL, Owner
 from pipeline.runners.process import ProcessFailed
 
 pytestmark = pytest.mark.container
@@ -219,6 +220,28 @@ def test_nothing_is_left_when_we_are_killed_and_the_next_run_sweeps(
     assert case.containers() == []
     if case.name == "local":
         until(lambda: str(tmp_path / "out") not in processes())
+
+
+def test_sweep_stops_what_dead_runs_have_left_and_nothing_else(engine: Case) -> None:
+    living = Owner.current()
+    owners = {
+        "orphan": replace(living, start=living.start + 1),
+        "of-an-earlier-boot": replace(living, boot="0", namespace="0"),
+        "at-work": living,
+        "in-another-container": replace(living, namespace="0"),
+        "of-another-machine": replace(living, host="elsewhere", boot="0"),
+    }
+    for name, owner in owners.items():
+        label = f"--label={OWNER_LABEL}={owner.label}"
+        argv = [engine.engine, "run", "--detach", "--init", "--network=none", f"--name={name}", label]
+        subprocess.run([*argv, engine.image, "sleep", "60"], check=True, capture_output=True)
+    try:
+        assert sorted(engine.new_runner().sweep()) == ["of-an-earlier-boot", "orphan"]
+        assert sorted(engine.containers()) == ["at-work", "in-another-container", "of-another-machine"]
+        assert engine.new_runner().sweep() == ()
+    finally:
+        for name in owners:
+            subprocess.run([engine.engine, "rm", "--force", name], check=False, capture_output=True)
 
 
 def test_eight_jobs_at_once_keep_their_own_outcomes(case: Case, tmp_path: Path) -> None:
