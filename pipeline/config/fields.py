@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -53,12 +54,12 @@ class Leaf:
         """
         if self.is_optional and text.lower() in ("null", "auto"):
             return None
-        if self.kind is str:
+        if self.kind is str and text != "null":
             return text
         if self.kind is bool:
             if text.lower() in _TRUE | _FALSE:
                 return text.lower() in _TRUE
-        else:
+        elif self.kind is not str and text.isascii() and "_" not in text:  # Python's own forms are nobody else's
             try:
                 return self.kind(text)
             except ValueError:
@@ -72,6 +73,8 @@ class Leaf:
         if self.choices and value not in self.choices:
             near = nearest(str(value), self.choices)
             return f"{value!r} is not {self.expectation}" + (f"; did you mean {near!r}?" if near else "")
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{value!r} is not {self.expectation}"
         if self.minimum is not None and value < self.minimum:
             return f"{value!r} is below {self.minimum:g}"
         if self.maximum is not None and value > self.maximum:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config import engine_parts, machine, resolve_engine, schema, sizing, spec
 from pipeline.config.compose import Composed, config_error
-from pipeline.errors import ConfigError, Finding
+from pipeline.errors import ConfigError, Finding, SourceError
 from pipeline.facts import hfconfig, memory
 from pipeline.facts.architecture import Architecture
 from pipeline.facts.published import SourceQuantization, source_quantization
@@ -45,8 +45,11 @@ def resolve(composed: Composed) -> spec.Spec:
     speculative = resolve_engine.speculative(config.speculative)
     model_name = _model_name(composed, source)
     name = config.name or f"{model_name}-{precision.name}-{target.resolved}"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise _contradiction("name", f"name={name!r} must be one word of letters, digits, '.', '_' and '-'")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        message = f"name={name!r} must be one word of letters, digits, '.', '_' and '-', of 100 characters at most"
+        raise _contradiction("name", message)
+    if not config.store.root.strip():
+        raise _contradiction("store.root", "store.root is empty; expected a folder")
     return spec.Spec(
         name=name,
         output_dir=str(_absolute(config.output_dir or f"dist/{name}")),
@@ -109,9 +112,8 @@ def _shape(config: schema.Config, source: spec.Source) -> tuple[Architecture | N
     if document is not None:
         try:
             shape = hfconfig.architecture_of(document)
-        except (KeyError, TypeError, ValueError) as error:
-            origin = source.id or source.path
-            raise ConfigError(f"config.json of {origin} lacks {error}: not a decoder model") from error
+        except hfconfig.NotADecoder as error:
+            raise SourceError(f"config.json of {source.id or source.path}: {error}") from error
         family = config.model.family or hfconfig.FAMILIES.get(shape.architecture, "")
         return shape, family, published or source_quantization(document)
     if config.model.architecture is None:
@@ -120,9 +122,12 @@ def _shape(config: schema.Config, source: spec.Source) -> tuple[Architecture | N
 
 
 def _local_config(path: Path) -> Mapping[str, Any] | None:
+    file = path / "config.json"
+    if not file.is_file():  # opening a pipe would wait for its other end
+        return None
     try:
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None  # no folder, or a GGUF file; the fetch stage looks closer and says what is wrong
     return content if isinstance(content, dict) else None
 

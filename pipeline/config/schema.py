@@ -236,7 +236,7 @@ class HardwareConfig:
 class GateConfig:
     """How the candidate is judged."""
 
-    text: str = "austen"
+    text: str = field(default="austen", metadata=one_of("austen"))
     tokens: int = field(default=2048, metadata=between(2))
     window: int = field(default=1024, metadata=between(2))
     stride: int = field(default=512, metadata=between(1))

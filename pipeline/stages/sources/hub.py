@@ -15,6 +15,8 @@ from pipeline.stages.base import StageContext, Unresolved
 from pipeline.stages.sources.files import copy_file, sha256_file, wanted
 
 _PARALLEL_FILES = 4
+# For one answer about a model; the library would wait for ever.
+_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class HubSource:
 
         try:
             with self._advice():
-                commit = HfApi().model_info(self._id, revision=self._revision).sha
+                commit = HfApi().model_info(self._id, revision=self._revision, timeout=_TIMEOUT_S).sha
             if commit is None:
                 raise SourceError(f"the hub did not name the commit of {self._id}@{self._revision}")
             return commit
@@ -90,7 +92,7 @@ class HubSource:
 
         try:
             with self._advice():
-                info = HfApi().model_info(self._id, revision=commit, files_metadata=True)
+                info = HfApi().model_info(self._id, revision=commit, timeout=_TIMEOUT_S, files_metadata=True)
             found = {
                 s.rfilename: _RemoteFile(s.rfilename, s.size, s.lfs.sha256 if s.lfs else None)
                 for s in info.siblings or ()
@@ -149,7 +151,22 @@ class HubSource:
             ) from error
         except errors.HFValidationError as error:
             raise SourceError(f"model.id={self._id!r} is not a repository name: expected org/name") from error
-        except (errors.OfflineModeIsEnabled, errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+        except errors.HfHubHTTPError as error:
+            status = error.response.status_code
+            if status in (401, 403):
+                why = "HF_TOKEN is not valid or may not read it" if get_token() else "no token is set"
+                raise SourceError(
+                    f"the hub refuses {self._id} with status {status}: {why}",
+                    hint=f"make a token that may read {where} and set HF_TOKEN",
+                ) from error
+            answer = SourceError(
+                f"{where} answers with status {status}",
+                hint="try again later, or use source=local model.path=FOLDER",
+            )
+            if reachable:
+                raise answer from error
+            raise _Unreachable(answer) from error
+        except (errors.OfflineModeIsEnabled, errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
             message = f"{where} cannot be reached: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             hint = "check the network and HF_ENDPOINT, or use source=local model.path=FOLDER"
             failure = SourceError(message, hint=hint)

@@ -75,7 +75,12 @@ class LocalSource:
                 f"model.path={self._path} is not a file or folder", hint="give the folder that holds config.json"
             )
         entries = [*self._path.iterdir(), *(self._path / TEMPLATES).glob("*")]
-        names = wanted(entry.relative_to(self._path).as_posix() for entry in entries if entry.is_file())
+        found = {entry.relative_to(self._path).as_posix(): entry for entry in entries if not entry.is_dir()}
+        names = wanted(found)
+        for name in names:
+            if not found[name].is_file():
+                what = "a link that leads nowhere" if found[name].is_symlink() else "no regular file"
+                raise SourceError(f"{found[name]} is {what}", hint="copy the file itself: cp -L, rsync -L")
         if not names:
             raise SourceError(
                 f"{self._path} holds no model files (config.json, *.safetensors, *.gguf)",

@@ -245,3 +245,20 @@ def test_every_key_has_a_known_type() -> None:
 )
 def test_sweep_makes_one_command_line_per_point(arguments: list[str], points: list[list[str]]) -> None:
     assert expand_sweep(arguments) == points
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "limits.max_batch_size=1_0",
+        "limits.max_batch_size=\u0663",
+        "triton.start_timeout_s=nan",
+        "triton.start_timeout_s=inf",
+        "gate.perplexity_ratio_max=inf",
+        "store.root=null",
+        "gate.text=nope",
+    ],
+)
+def test_values_that_only_python_would_take_are_refused(override: str) -> None:
+    (problem,) = problems(override)
+    assert (problem.rule, problem.path) == ("config-bad-value", override.partition("=")[0])

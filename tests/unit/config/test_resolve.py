@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,19 @@ def test_local_folder_tells_its_own_shape(tmp_path: Path) -> None:
 
 def test_config_json_of_no_decoder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}', encoding="utf-8")
-    with pytest.raises(ConfigError, match="not a decoder model"):
+    with pytest.raises(SourceError, match="not a decoder model"):
         compose(["model=hf", f"model.path={tmp_path}"])
+
+
+def test_config_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert compose(["model=hf", f"model.path={tmp_path}"]).model.architecture is None
+
+
+@pytest.mark.parametrize(("override", "problem"), [("store.root=", "empty"), (f"name={'x' * 101}", "100 characters")])
+def test_places_that_cannot_be_are_refused(override: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        compose([override])
 
 
 def test_source_that_contradicts_a_path_is_refused() -> None:

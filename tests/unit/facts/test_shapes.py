@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -8,7 +9,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.config.compose import conf_root
 from pipeline.facts.architecture import Architecture
-from pipeline.facts.hfconfig import FAMILIES, architecture_of
+from pipeline.facts.hfconfig import FAMILIES, NotADecoder, architecture_of
 
 # Parameters as the hub's model pages state them (safetensors metadata), biases and all.
 PUBLISHED = {
@@ -91,5 +92,29 @@ def test_text_part_of_a_larger_model_is_taken() -> None:
 
 
 def test_missing_number_is_named() -> None:
-    with pytest.raises(KeyError, match="num_hidden_layers"):
+    with pytest.raises(NotADecoder, match="num_hidden_layers"):
         architecture_of({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"})
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5"),
+        ({"vocab_size": 3.5}, "vocab_size is 3.5"),
+        ({"head_dim": True}, "head_dim is True"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor of rope_scaling is 0"),
+        ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, "factor of rope_scaling is nan"),
+    ],
+)
+def test_values_that_no_model_has_are_named(value: dict[str, object], name: str) -> None:
+    with pytest.raises(NotADecoder, match=re.escape(name)):
+        architecture_of({**LLAMA, **value})
+
+
+@pytest.mark.parametrize("architectures", [None, [], "LlamaForCausalLM"])
+def test_class_that_is_not_named_is_left_open(architectures: object) -> None:
+    assert architecture_of({**LLAMA, "architectures": architectures}).architecture == ""
