@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -82,9 +81,7 @@ def test_contract_lists_exactly_nvidias_tensors(name: str) -> None:
     assert expected_tensors(json.loads((golden / "config.json").read_text())) == stored
 
 
-@pytest.mark.skipif("SMOLLM2_GGUF" not in os.environ, reason="SMOLLM2_GGUF names no file")
 @pytest.mark.parametrize("name", [name for name in CASES if "smollm2" in name])
-def test_gguf_gives_nvidias_result_of_the_dequantized_model(name: str, tmp_path: Path) -> None:
-    source = Path(os.environ["SMOLLM2_GGUF"])
-    convert_checkpoint(source, tmp_path / "out", options=options(name))
+def test_gguf_gives_nvidias_result_of_the_dequantized_model(name: str, smollm2_gguf: Path, tmp_path: Path) -> None:
+    convert_checkpoint(smollm2_gguf, tmp_path / "out", options=options(name))
     check_equal(name, tmp_path / "out")

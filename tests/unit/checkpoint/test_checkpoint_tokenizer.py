@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pipeline.checkpoint import write_tokenizer
 from pipeline.checkpoint.tokenizer.sentencepiece_bpe import ranked_merges
 from pipeline.checkpoint.tokenizer.sentencepiece_model import parse_sentencepiece
 from pipeline.errors import SourceError
+from pipeline.gate.protocol import shipped_text
 
 DATA = Path(__file__).parents[2] / "data" / "checkpoint"
 
@@ -197,9 +197,14 @@ def test_folder_with_a_damaged_or_foreign_tokenizer_is_named(tmp_path: Path) -> 
         write_tokenizer(source, tmp_path / "d")
 
 
-@pytest.mark.skipif("SMOLLM2_GGUF" not in os.environ, reason="SMOLLM2_GGUF names no file")
-def test_smollm2_tokenizer_cuts_as_the_published_one(tmp_path: Path) -> None:
-    write_tokenizer(Path(os.environ["SMOLLM2_GGUF"]), tmp_path / "out")
+def test_smollm2_tokenizer_cuts_as_the_published_one(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Expected: the published tokenizer; the counts and ids are transformers', tests/data/smollm2_generation.json."""
+    write_tokenizer(smollm2_gguf, tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     tokens = ["In", "Ġ", "1", "2", "3", "4", "5", "Ġand", "Ġ", "2", "0", "2", "4"]
     assert tokenizer.encode("In 12345 and 2024").tokens == tokens
+    assert len(tokenizer.encode(shipped_text()).ids) == 48577
+    golden = json.loads((Path(__file__).parents[2] / "data" / "smollm2_generation.json").read_text())
+    for case in golden["cases"]:
+        if case["kind"] != "chat":
+            assert tokenizer.encode(case["text"]).ids == case["prompt_ids"]
