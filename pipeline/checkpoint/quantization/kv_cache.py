@@ -19,7 +19,7 @@ _SOURCE_SCALES = (("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"), ("se
 
 
 class Int8KvCache:
-    """INT8: amax / 127 over the outputs of q, k and v. The query is included, as NVIDIA's converter does."""
+    """INT8: amax / 127 of the cache; without it of the outputs of q, k and v, as NVIDIA's converter does."""
 
     algorithm = "INT8"
     warnings: tuple[str, ...] = ()
@@ -38,8 +38,10 @@ class Int8KvCache:
 
     def layer_tensors(self, names: LayerNames) -> Iterator[Bound]:
         """Yield the scale of a layer."""
-        outputs = [self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "qkv"]
-        yield constant(names.target + _NAME, [float(np.float32(max(outputs)) / np.float32(127.0))])
+        amax = self._ranges.cached(names.source)
+        if amax is None:
+            amax = max(self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "qkv")
+        yield constant(names.target + _NAME, [float(np.float32(amax) / np.float32(127.0))])
 
 
 class Fp8KvCache:
@@ -74,8 +76,10 @@ class Fp8KvCache:
             )
         scale = 1.0
         if self._ranges is not None:
-            outputs = [self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "kv"]
-            scale = max(self._floor, float(np.float32(max(outputs)) / np.float32(448.0)))
+            amax = self._ranges.cached(names.source)
+            if amax is None:
+                amax = max(self._ranges.output(f"{names.source}self_attn.{part}_proj").max() for part in "kv")
+            scale = max(self._floor, float(np.float32(amax) / np.float32(448.0)))
         yield constant(names.target + _NAME, [scale])
 
 

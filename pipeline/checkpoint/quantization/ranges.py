@@ -1,9 +1,10 @@
 """Activation ranges that calibration measured, from a safetensors file.
 
 ``<linear>.x`` is the largest |input| per input channel, ``<linear>.y`` the largest |output| per output channel, both
-float32, under the linear's Hugging Face name, measured on the model before any smoothing. For weights in groups a
-search adds ``<linear>.prequant`` [in], what the input is multiplied with, and ``<linear>.clip`` [out, in / group], the
-largest magnitude that a group keeps.
+float32, under the linear's Hugging Face name, measured on the model before any smoothing. Where present,
+``<k_proj or v_proj>.cache`` [1] is the largest magnitude in the KV cache, keys rotated. For weights in groups a search
+adds ``<linear>.prequant`` [in], what the input is multiplied with, and ``<linear>.clip`` [out, in / group], the largest
+magnitude that a group keeps.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Ranges:
         self._values: dict[str, Array] = {}
         try:
             for name, info in header.tensors.items():
-                if name.endswith((".x", ".y", ".prequant", ".clip")) and info.dtype == "float32":
+                if name.endswith((".x", ".y", ".cache", ".prequant", ".clip")) and info.dtype == "float32":
                     rows = read_matrix(files, info, header.offsets[name], (0, info.rows), (0, info.cols))
                     self._values[name] = rows.reshape(info.shape)
         finally:
@@ -52,6 +53,13 @@ class Ranges:
     def output(self, linear: str) -> Array:
         """Return the largest |output| per channel: [out], float32."""
         return self._get(f"{linear}.y")
+
+    def cached(self, layer: str) -> float | None:
+        """Return the largest magnitude in the KV cache of a layer (its prefix with the dot), None if not measured."""
+        names = [f"{layer}self_attn.{part}_proj.cache" for part in "kv"]
+        if not all(name in self._values for name in names):
+            return None
+        return float(max(self._get(name).max() for name in names))
 
     def prequant(self, linear: str) -> Array:
         """Return what the search multiplies the input with: [in], float32."""
