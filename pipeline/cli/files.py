@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.cli.output import Output, findings_json, has_errors
@@ -19,16 +20,14 @@ def checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 def checkpoint(args: argparse.Namespace, output: Output) -> int:
     """Run ``checkpoint`` and show its report."""
-    from pipeline.checkpoint.commands import main
+    from pipeline.checkpoint.commands import main, render
     from pipeline.graph.console import console
     from pipeline.graph.events import StageProgress
 
     with console(output.stderr, quiet=output.mode == "quiet") as emit:
         report = main(args, progress=lambda done, total, unit: emit(StageProgress(args.command, done, total, unit)))
     output.document({"command": report.command, **report.values, "findings": findings_json(report.findings)})
-    for text in describe(report.values):
-        output.line(text)
-    output.findings(report.findings)
+    output.rich(lambda: render(report))
     return ExitCode.FINDING if has_errors(report.findings) else ExitCode.OK
 
 
@@ -47,19 +46,35 @@ def store(args: argparse.Namespace, output: Output) -> int:
     return main(args, output.stdout)
 
 
-def describe(values: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Return JSON values as indented lines for people."""
-    lines: list[str] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            lines += [f"{indent}{key}:", *describe(value, indent + "  ")]
-        elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
-            lines.append(f"{indent}{key}:")
-            for item in value:
-                inner = describe(item, indent + "    ") if isinstance(item, Mapping) else [f"{indent}    {item}"]
-                lines += [f"{indent}  - {inner[0].strip()}", *inner[1:]] if inner else []
-        elif isinstance(value, (list, tuple)):
-            lines.append(f"{indent}{key}: {', '.join(map(str, value)) or 'none'}")
-        else:
-            lines.append(f"{indent}{key}: {value}")
-    return lines
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``report``."""
+    parser.add_argument("folder", type=Path, help="a result: dist/NAME, or what a failed gate left beside its log")
+    parser.add_argument("--out", type=Path, help="write report.html anew into this folder")
+
+
+def report(args: argparse.Namespace, output: Output) -> int:
+    """Run ``report``."""
+    from pipeline.report.commands import report as make
+
+    return _answer(make(args.folder, args.out), output)
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``compare``."""
+    parser.add_argument("a", type=Path, help="a result folder")
+    parser.add_argument("b", type=Path, help="another one")
+
+
+def compare(args: argparse.Namespace, output: Output) -> int:
+    """Run ``compare``."""
+    from pipeline.report.commands import compare as make
+
+    return _answer(make(args.a, args.b), output)
+
+
+def _answer(answer: tuple[Mapping[str, Any], Sequence[str]], output: Output) -> int:
+    document, lines = answer
+    output.document(document)
+    for line in lines:
+        output.line(line)
+    return ExitCode.OK

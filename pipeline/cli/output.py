@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TextIO
 
@@ -16,6 +16,8 @@ from pipeline.errors import Finding, PipelineError, Severity
 from pipeline.logs import redact
 
 SCHEMA_VERSION = 1
+
+_PIPE_COLUMNS = 160
 
 Mode = Literal["human", "json", "quiet"]
 _COLOURS: Mapping[str, str] = {"error": "31", "warning": "33", "info": "36", "bold": "1", "good": "32"}
@@ -53,6 +55,15 @@ class Output:
         if self.mode == "human":
             for line in aligned(rows, self.paint if header else None):
                 self.line(line)
+
+    def rich(self, make: Callable[[], Any]) -> None:
+        """Write what rich can print, made only when people read; into a file or pipe with room for long names."""
+        if self.mode == "human":
+            from rich.console import Console
+
+            width = None if self.stdout.isatty() else _PIPE_COLUMNS
+            console = Console(file=self.stdout, width=width, highlight=False)
+            console.print(make())
 
     def findings(self, findings: Sequence[Finding], *, beside: bool = True) -> None:
         """Write findings: beside the result, or as part of it. Quiet mode leaves the errors."""

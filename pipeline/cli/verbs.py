@@ -106,6 +106,20 @@ VERBS: tuple[Verb, ...] = (
         "file",
         ("store ls", "store show KEY", "store verify", "store gc"),
     ),
+    Verb(
+        "report",
+        "the judgement of a result, and where its page is",
+        "pipeline.cli.files:report",
+        "file",
+        ("report dist/NAME", "report dist/NAME --out DIR"),
+    ),
+    Verb(
+        "compare",
+        "what differs between two results: measures and manifests",
+        "pipeline.cli.files:compare",
+        "file",
+        ("compare dist/A dist/B",),
+    ),
 )
 
 

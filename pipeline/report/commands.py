@@ -12,11 +12,11 @@ from pipeline.report.html import format_number, measure_label, write_report
 
 
 def report(folder: Path, out: Path | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Make ``report.html`` of a result folder anew.
+    """Say what a result folder holds; make its ``report.html`` anew.
 
     Args:
         folder: With ``manifest.json`` and ``gate.json``.
-        out: Folder for the report; the result folder by default.
+        out: Existing folder for a new report. None leaves the one that is there: the manifest has its digest.
 
     Returns:
         The ``--json`` document and the lines for people.
@@ -25,9 +25,9 @@ def report(folder: Path, out: Path | None = None) -> tuple[dict[str, Any], list[
         SourceError: The folder is no result.
     """
     result = load_result(folder)
-    stages = result.manifest.get("stages") or ()
-    rows = [entry for entry in stages if isinstance(entry, dict)] if isinstance(stages, list) else []
-    path = write_report(out or folder, manifest=result.manifest, evaluation_json=result.gate, stages=rows)
+    path = folder / "report.html"
+    if out is not None:
+        path = write_report(out, manifest=result.manifest, evaluation_json=result.gate)
     document = {"schema_version": 1, "report": str(path), "verdict": result.gate["verdict"] if result.gate else None}
     lines = summary_lines(result.gate) if result.gate else ["not judged: no gate.json"]
     return document, [*lines, f"report {path}"]

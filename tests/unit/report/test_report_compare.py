@@ -40,12 +40,18 @@ def test_compare_says_when_numbers_do_not_belong_together(tmp_path):
     assert document["note"] == "only one of them was judged"
 
 
-def test_report_writes_the_page_again(tmp_path):
-    folder = result(tmp_path / "a", {"name": "x", "stages": [{"name": "fetch", "seconds": 1}]})
-    document, lines = report(folder)
-    assert Path(document["report"]).is_file()
+def test_report_writes_the_page_again_where_asked_and_leaves_the_result_alone(tmp_path):
+    folder = result(tmp_path / "a", {"name": "x"})
+    before = sorted(path.name for path in folder.iterdir())
+    (tmp_path / "new").mkdir()
+
+    document, lines = report(folder, tmp_path / "new")
+
+    assert document["report"] == str(tmp_path / "new" / "report.html")
+    assert (tmp_path / "new" / "report.html").is_file()
     assert document["verdict"] == GATE["verdict"]
     assert lines[-1].startswith("report ")
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("content", [None, "[]", "{"])
