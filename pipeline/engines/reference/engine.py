@@ -83,6 +83,11 @@ class ReferenceEngine:
         return EngineInfo("reference", checkpoint_digest(self._folder), self.model.config.vocab_size, self.max_seq_len)
 
     @property
+    def workers(self) -> Workers:
+        """The threads, for whoever drives the model itself."""
+        return self._workers
+
+    @property
     def live(self) -> int:
         """Requests that are running or waiting."""
         return len(self._scheduler.live_ids())
@@ -221,14 +226,13 @@ class ReferenceEngine:
         logprob: TokenLogprob | None = None
         if sequence.max_tokens > 0:
             try:
-                token = sequence.sampler.choose(logits[-1])
-            except EngineError as error:
+                token = sequence.choose(logits[-1])
+            except ValueError as error:  # an EngineError, or what guides the request cannot go on
                 self._scheduler.remove(request.request_id)
                 return TokenEvent(request.request_id, finish_reason="error", error=str(error))
-            sequence.output.append(token)
-            if request.logprobs is not None:
+            if token is not None and request.logprobs is not None:
                 logprob = token_logprobs(logits[-1:], [token], request.logprobs)[0]
-        reason = sequence.finish_reason()
+        reason = "stop" if token is None and sequence.max_tokens > 0 else sequence.finish_reason()
         if reason is not None:
             self._scheduler.remove(request.request_id)
         is_scored = is_first and request.prompt_logprobs is not None

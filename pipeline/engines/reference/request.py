@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy as np
     import numpy.typing as npt
 
@@ -55,6 +57,9 @@ class Request:
         min_tokens: ``end_ids`` are masked until this many tokens were made.
         logprobs: None for none, k >= 0 for the chosen token's log probability and k alternatives.
         prompt_logprobs: The same for the prompt (the first token has none).
+        allowed: Says which tokens may follow the output so far: bool, [vocab]. None allows all. When nothing may
+            follow, the sequence ends with reason ``stop``. It is called once per step, in order; a ``ValueError``
+            ends the request with its text.
     """
 
     request_id: str
@@ -68,6 +73,7 @@ class Request:
     prompt_logprobs: int | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
+    allowed: Callable[[Sequence[int]], npt.NDArray[np.bool_]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

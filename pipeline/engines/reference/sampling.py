@@ -17,6 +17,7 @@ from .request import Request, Sampling, TokenLogprob
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
+Bools = npt.NDArray[np.bool_]
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> str:
@@ -57,8 +58,12 @@ class Sampler:
         self._counts: dict[int, int] = {}
         self._made = 0
 
-    def choose(self, logits: F32) -> int:
-        """Return the next token for raw ``logits`` [V] and count it; the array is left as it was.
+    def choose(self, logits: F32, allowed: Bools | None = None) -> int | None:
+        """Return the next token for raw ``logits`` [V] and count it; None when no token may follow.
+
+        Args:
+            logits: Left as they are.
+            allowed: [V], the tokens that may follow; None allows all.
 
         Raises:
             EngineError: The logits hold NaN or infinity.
@@ -67,8 +72,12 @@ class Sampler:
         # argmax stops at the first NaN, so one look tells about all.
         if not math.isfinite(logits[token]):
             raise EngineError(f"the logit of token {token} is {logits[token]}: the weights or scales are damaged")
-        if not self._is_plain():
+        if allowed is not None or not self._is_plain():
             adjusted = self._adjust(logits)
+            if allowed is not None:
+                adjusted[~allowed] = -np.inf
+            if np.isneginf(adjusted.max()):
+                return None
             token = int(np.argmax(adjusted)) if self._sampling.temperature == 0 else self._draw(adjusted)
         self._counts[token] = self._counts.get(token, 0) + 1
         self._made += 1

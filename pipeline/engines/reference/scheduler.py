@@ -51,6 +51,19 @@ class Sequence:
             return (self.output[-1],)
         return self.request.token_ids[self.cache.length : self.cache.length + count]
 
+    def choose(self, logits: F32) -> int | None:
+        """Return the next token for ``logits`` [vocab] and append it; None when nothing may follow.
+
+        Raises:
+            EngineError: The logits are damaged.
+            ValueError: What guides the request cannot go on.
+        """
+        allowed = self.request.allowed
+        token = self.sampler.choose(logits, None if allowed is None else allowed(self.output))
+        if token is not None:
+            self.output.append(token)
+        return token
+
     def finish_reason(self) -> FinishReason | None:
         """Say why the sequence ends with its newest token; None when it goes on."""
         request = self.request
