@@ -122,12 +122,13 @@ def _passes(model: Model, done: int) -> Iterator[range]:
 
 def _search(weights: Mapping[str, F32], moments: _Moments, group: int, dtype: np.dtype[np.generic]) -> dict[str, F32]:
     """Choose factors for one input and clips for its linears."""
-    second = moments.products / np.float32(moments.tokens)
-    mean = moments.magnitudes / np.float32(moments.tokens)
+    second: F32 = moments.products / np.float32(moments.tokens)
+    mean: F32 = moments.magnitudes / np.float32(moments.tokens)
     stacked = np.concatenate(list(weights.values()))
     step = max(1, len(stacked) // _COMPARED_ROWS)
     compared = np.ascontiguousarray(stacked[::step])
-    best, prequant = np.inf, np.ones_like(mean)
+    best = np.inf
+    prequant: F32 = np.ones_like(mean)
     for candidate in _candidates(mean, _relative_magnitude(compared, group), dtype):
         change = compared - _rounded(compared, candidate, _amax(compared / candidate, group))
         loss = float(np.einsum("nk,nk->", change @ second, change, dtype=np.float64))
@@ -179,7 +180,7 @@ def _clips(weight: F32, prequant: F32, second: F32, group: int) -> F32:
     largest = _amax(weight / prequant, group)
     blocks = _diagonal_blocks(second, group)
     best = np.full(largest.shape, np.inf, np.float32)
-    chosen = largest.copy()
+    chosen: F32 = largest.copy()
     for share in _CLIPS:
         clip = largest * np.float32(share)
         change = (weight - _rounded(weight, prequant, clip)).reshape(*largest.shape, group)

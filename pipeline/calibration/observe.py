@@ -16,7 +16,7 @@ from pipeline.checkpoint.linears import LayerLinears
 from pipeline.engines.reference.attention import KvCache, Segment
 from pipeline.engines.reference.linear import Product
 from pipeline.engines.reference.mlp import GatedMlp, PlainMlp
-from pipeline.engines.reference.model import Layer, Model
+from pipeline.engines.reference.model import Block, Layer, Model
 from pipeline.engines.reference.threads import Workers
 from pipeline.errors import SourceError
 
@@ -76,18 +76,16 @@ def _with_ears(layer: Layer, names: LayerLinears, index: int, observer: Observer
     mlp = layer.mlp
     if isinstance(mlp, GatedMlp):
         modules = [module for module in ("mlp.fc", "mlp.gate") if module in names]
-        heard = replace(mlp, fc_gate=ears(mlp.fc_gate, *modules), proj=ears(mlp.proj, "mlp.proj"))
+        heard: Block = replace(mlp, fc_gate=ears(mlp.fc_gate, *modules), proj=ears(mlp.proj, "mlp.proj"))
     elif isinstance(mlp, PlainMlp):
         heard = replace(mlp, fc=ears(mlp.fc, "mlp.fc"), proj=ears(mlp.proj, "mlp.proj"))
     else:
         raise SourceError("a mixture of experts cannot be calibrated: its experts see different tokens")
-    return replace(
-        layer, qkv=ears(layer.qkv, "attention.qkv"), dense=ears(layer.dense, "attention.dense"), mlp=heard
-    )
+    return replace(layer, qkv=ears(layer.qkv, "attention.qkv"), dense=ears(layer.dense, "attention.dense"), mlp=heard)
 
 
 def run_batch(model: Model, sequences: Sequence[Sequence[int]], workers: Workers) -> list[KvCache]:
-    """Run sequences side by side through all layers; returns their caches: keys rotated, as a quantized cache stores."""
+    """Run sequences side by side through all layers; returns their caches, which hold what a quantized one would."""
     segments, offset = [], 0
     for sequence in sequences:
         cache = model.new_cache()

@@ -24,7 +24,7 @@ class TextOptions:
 
     Attributes:
         path: File or folder; None for the shipped excerpt.
-        column: Field of a ``.jsonl`` line that holds the text.
+        column: Field of a ``.jsonl`` line that holds the text, or a list of token ids.
         samples: Sequences at most.
         seq_len: Tokens of a sequence at most.
         batch_size: Sequences in one forward pass.
@@ -106,10 +106,11 @@ def read_calibration(options: TextOptions, encode: Callable[[str], Sequence[int]
     for file, data in parts:
         digest.update(hashlib.sha256(data).digest() if len(parts) > 1 else data)
         for text in _texts(file, data, options.column):
-            if not text.strip():
+            if not text or (isinstance(text, str) and not text.strip()):
                 blank += 1
             elif len(sequences) < options.samples:
-                sequences += _cut(encode(text), options, whole=file.endswith(".txt"))
+                ids = encode(text) if isinstance(text, str) else text
+                sequences += _cut(ids, options, whole=file.endswith(".txt"))
     sequences = [sequence for sequence in sequences if sequence][: options.samples]
     if not sequences:
         raise SourceError(
@@ -129,7 +130,7 @@ def _cut(ids: Sequence[int], options: TextOptions, *, whole: bool) -> Iterator[t
         yield tuple(ids[start : start + length])
 
 
-def _texts(file: str, data: bytes, column: str) -> Iterator[str]:
+def _texts(file: str, data: bytes, column: str) -> Iterator[str | list[int]]:
     try:
         content = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -150,9 +151,15 @@ def _texts(file: str, data: bytes, column: str) -> Iterator[str]:
                 f"{file}: line {number} has no field {column!r}; available fields: {fields}",
                 hint="name the field that holds the text: calibration.column=FIELD",
             )
-        if not isinstance(row[column], str):
-            raise SourceError(f"{file}: line {number}: {column} is a {type(row[column]).__name__}; expected text")
-        yield row[column]
+        value = row[column]
+        if not (isinstance(value, str) or _is_ids(value)):
+            kind = type(value).__name__
+            raise SourceError(f"{file}: line {number}: {column} is a {kind}; expected text or a list of token ids")
+        yield value
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
 def _files(path: Path) -> list[Path]:

@@ -11,9 +11,7 @@ from pipeline.errors import ConfigError
 
 EmbeddingSharding = Literal["none", "vocab", "hidden"]
 
-Quantization = Literal[
-    "int8", "int4", "smoothquant", "int8_sq", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "nvfp4"
-]
+Quantization = Literal["int8", "int4", "smoothquant", "int8_sq", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "nvfp4"]
 KvCache = Literal["int8", "fp8"]
 
 QUANTIZATIONS = ("int8", "int4", "smoothquant", "int8_sq", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "nvfp4")

@@ -148,7 +148,7 @@ class Int4Groups(Scheme):
 
 
 def prequant_factor(bound: Bound, prequant: Array) -> Bound:
-    """Return ``prequant_scaling_factor``: a value per input, in the checkpoint's type, cut like the weight's columns."""
+    """Return ``prequant_scaling_factor``: a value per input, in the checkpoint's type, cut like the weight's inputs."""
     layout = Layout.COLUMN if bound.rule.layout is Layout.ROW else Layout.WHOLE
     column = Constant(prequant.reshape(-1, 1), f"{bound.module}.prequant_scaling_factor")
     return beside(bound, "prequant_scaling_factor", [column], layout=layout, dtype=None)
