@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from pipeline.cli.output import Output
+from pipeline.cli.output import Output, StdoutFailed
 from pipeline.cli.verbs import VERBS, Request, Verb, find
 from pipeline.errors import ConfigError, ExitCode, Finding, PipelineError
 from pipeline.graph.interrupt import Terminated
@@ -44,24 +44,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     # when the job is known.
     gc.disable()
     try:
+        _require_folder()
         _hide_secrets(arguments)
         return _run(_take_apart(arguments), output)
-    except PipelineError as error:
-        output.failure(error)
-        return error.exit_code
-    except Terminated:
-        return _interrupted(output, ExitCode.TERMINATED, "terminated")
-    except KeyboardInterrupt:
-        return _interrupted(output, ExitCode.INTERRUPTED, "interrupted")
     except BrokenPipeError:
-        # The reader went away (`plan | head`). Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_stdout()  # the reader went away (`plan | head`)
         return ExitCode.OK
-    except Exception as error:
-        return _internal(error, output, show_traceback="--debug" in arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        return _ended(error, output, show_traceback="--debug" in arguments)
     finally:
         gc.enable()
         signal.signal(signal.SIGTERM, before)
+
+
+def _ended(error: BaseException, output: Output, *, show_traceback: bool) -> int:
+    """Say what ended the command line and return its exit code."""
+    code = ExitCode.INTERNAL
+    try:
+        if isinstance(error, StdoutFailed):
+            _drop_stdout()
+            print(redact(f"error: {error}"), file=output.stderr)
+        elif isinstance(error, PipelineError):
+            code = error.exit_code
+            output.failure(error)
+        elif isinstance(error, Terminated):
+            code = ExitCode.TERMINATED
+            _interrupted(output, code, "terminated")
+        elif isinstance(error, KeyboardInterrupt):
+            code = ExitCode.INTERRUPTED
+            _interrupted(output, code, "interrupted")
+        elif isinstance(error, Exception):
+            _internal(error, output, show_traceback=show_traceback)
+    except (BrokenPipeError, StdoutFailed):
+        _drop_stdout()  # nobody hears it; the exit code remains
+    return code
+
+
+def _require_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise _usage("the folder you are in no longer exists", "cd to another one") from None
 
 
 def _take_apart(arguments: Sequence[str]) -> _Line:
@@ -227,19 +250,22 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _interrupted(output: Output, code: ExitCode, word: str) -> int:
+def _drop_stdout() -> None:
+    """Let go of stdout; Python would complain again when it flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _interrupted(output: Output, code: ExitCode, word: str) -> None:
     output.document({"exit_code": int(code), "error": {"kind": word, "message": word, "hint": ""}, "findings": []})
     if output.mode != "json":
         print(word, file=output.stderr)
-    return code
 
 
-def _internal(error: Exception, output: Output, *, show_traceback: bool) -> int:
+def _internal(error: Exception, output: Output, *, show_traceback: bool) -> None:
     """Report a bug: one line and where the rest is."""
     message = report_internal(error, output, show_traceback=show_traceback)
     if output.mode == "json":
         output.failure(PipelineError(message))
-    return ExitCode.INTERNAL
 
 
 def report_internal(error: Exception, output: Output, *, show_traceback: bool = False) -> str:

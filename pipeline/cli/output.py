@@ -5,12 +5,15 @@ Results go to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, TextIO
+from pathlib import Path
+from typing import Any, Literal, TextIO, cast
 
 from pipeline.errors import Finding, PipelineError, Severity
 from pipeline.logs import redact
@@ -20,6 +23,43 @@ SCHEMA_VERSION = 1
 _PIPE_COLUMNS = 160
 
 Mode = Literal["human", "json", "quiet"]
+
+
+class StdoutFailed(Exception):
+    """Stdout does not take the result: a full disk behind it, most likely."""
+
+
+class _Unbreakable:
+    """A stream that takes everything, whether or not somebody reads it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or do not."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do not."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _tolerant(stream: TextIO | None) -> TextIO:
+    """Return a stream of the interpreter that takes any character; nowhere to write to if it was closed."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        # A terminal that cannot show a letter of a name gets its number.
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
 _COLOURS: Mapping[str, str] = {"error": "31", "warning": "33", "info": "36", "bold": "1", "good": "32"}
 
 
@@ -33,17 +73,17 @@ class Output:
     @property
     def stdout(self) -> TextIO:
         """Results."""
-        return self._stdout or sys.stdout
+        return self._stdout or _tolerant(sys.stdout)
 
     @property
     def stderr(self) -> TextIO:
-        """Everything else: progress, notes, errors."""
-        return self._stderr or sys.stderr
+        """Everything else: progress, notes, errors. Never fails: nobody reading them is no reason to stop the work."""
+        return cast(TextIO, _Unbreakable(self._stderr or _tolerant(sys.stderr)))
 
     def line(self, text: str = "") -> None:
         """Write a line of the result for people."""
         if self.mode == "human":
-            print(redact(text), file=self.stdout, flush=True)
+            self._result(text)
 
     def note(self, text: str) -> None:
         """Write a line beside the result."""
@@ -81,7 +121,7 @@ class Output:
         """Write the JSON document; other modes ignore it."""
         if self.mode == "json":
             text = json.dumps({"schema_version": SCHEMA_VERSION, **values}, indent=2, ensure_ascii=False)
-            print(redact(text), file=self.stdout, flush=True)
+            self._result(text)
 
     def failure(self, error: PipelineError) -> None:
         """Say what ended the verb, with every finding."""
@@ -101,6 +141,14 @@ class Output:
         """Colour text for a terminal; leave it alone elsewhere."""
         wanted = self.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if wanted else text
+
+    def _result(self, text: str) -> None:
+        try:
+            print(redact(text), file=self.stdout, flush=True)
+        except BrokenPipeError:  # the reader has seen enough
+            raise
+        except OSError as error:
+            raise StdoutFailed(f"the result cannot be written to stdout: {error.strerror}") from error
 
     def _error_line(self, message: str, hint: str) -> None:
         print(redact(f"{self.paint('error', 'error')}: {message}"), file=self.stderr, flush=True)

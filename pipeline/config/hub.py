@@ -17,13 +17,12 @@ def read_hub_config(model_id: str, revision: str) -> dict[str, Any] | None:
     Raises:
         SourceError: The hub refuses: no such model or revision, or terms that were not accepted.
     """
-    from huggingface_hub import constants, get_token, try_to_load_from_cache
+    from huggingface_hub import constants, errors, get_token, try_to_load_from_cache
     from huggingface_hub.errors import (
         FileMetadataError,
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -56,7 +55,7 @@ def read_hub_config(model_id: str, revision: str) -> dict[str, Any] | None:
                 hint=f"make a token that may read {constants.ENDPOINT}/{model_id} and set HF_TOKEN",
             ) from error
         return None
-    except (LocalEntryNotFoundError, FileMetadataError, HTTPError, OSError):
+    except (LocalEntryNotFoundError, FileMetadataError, errors.HTTPError, OSError):  # type: ignore[attr-defined]
         return None
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,56 @@ def test_file_verb_reports_findings_as_exit_3(capsys: pytest.CaptureFixture[str]
 
 def test_store_verb_without_a_store_exits_6(tmp_path: Path) -> None:
     assert main(["store", "--root", str(tmp_path / "none"), "ls"]) == 6
+
+
+def command_line(text: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which ``$RUN`` is the program."""
+    run = f"{sys.executable} -m pipeline"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "RUN": run, **variables}
+    return subprocess.run(
+        ["bash", "-c", text], cwd=cwd, env=environment, capture_output=True, text=True, errors="replace"
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code"),
+    [
+        ("plan >&-", 0),
+        ("plan 2>&-", 0),
+        ("plan --json >&- 2>&-", 0),
+        ("plan 2>/dev/full", 0),
+        ("plan >/dev/full", 1),
+        ("plan --json >/dev/full", 1),
+        ("plan --json nope=1 >/dev/full", 2),
+        ("plan nope=1 2>/dev/full", 2),
+        ("plan nope=1 2>&-", 2),
+    ],
+)
+def test_streams_that_are_closed_or_full_never_give_a_traceback(tmp_path: Path, redirect: str, code: int) -> None:
+    done = command_line(f"$RUN {redirect}", tmp_path)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr
+    if redirect == "plan >/dev/full":
+        assert "cannot be written to stdout: No space left on device" in done.stderr
+
+
+def test_reader_that_goes_away_is_no_failure_but_hides_none(tmp_path: Path) -> None:
+    assert command_line("set -o pipefail; $RUN plan | head -1", tmp_path).returncode == 0
+    assert command_line("set -o pipefail; $RUN plan --json nope=1 | true", tmp_path).returncode == 2
+    assert command_line("set -o pipefail; $RUN plan nope=1 2>&1 | true", tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_a_terminal_lacks_are_spelled_out(tmp_path: Path, encoding: str) -> None:
+    done = command_line("$RUN plan 'model.path=/data/Ω' 'nöpe=1'", tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 2
+    assert "there is no key or group 'n" in done.stderr
+    done = command_line("$RUN plan output_dir=dist/Ω", tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0
+    assert "dist/\\u03a9" in done.stdout
+
+
+def test_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    done = command_line("mkdir x && cd x && rmdir ../x && $RUN plan", tmp_path)
+    assert done.returncode == 2
+    assert "the folder you are in no longer exists" in done.stderr
