@@ -53,7 +53,7 @@ class _Unbreakable:
 def _tolerant(stream: TextIO | None) -> TextIO:
     """Return a stream of the interpreter that takes any character; nowhere to write to if it was closed."""
     if stream is None:
-        return open(os.devnull, "w", encoding="utf-8")
+        return Path(os.devnull).open("w", encoding="utf-8")
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         # A terminal that cannot show a letter of a name gets its number.
         stream.reconfigure(errors="backslashreplace")
