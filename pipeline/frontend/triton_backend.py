@@ -42,6 +42,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 _TOO_LONG = re.compile(r"[Pp]rompt length \(?(\d+)\)? exceeds maximum input length \(?(\d+)\)?")
+_BAD_GUIDE = re.compile(r"guided_decoding_guide\w* (?:is|has) (.*)", re.DOTALL)
 _QUEUE_FULL = re.compile(r"(?i)exceeds maximum queue size|max(imum)? queue size|queue is full|request queue")
 _NOT_SUPPORTED = re.compile(r"(?i)(is|are) not supported|unsupported")
 _NOT_LOADED = re.compile(r"(?i)unknown model|is not found|not ready|unavailable|shutting down|unloaded")
@@ -190,6 +191,9 @@ def classify(text: str) -> BackendError:
     match = _TOO_LONG.search(text)
     if match:
         return PromptRejected(f"The prompt has {match[1]} tokens; the model takes at most {match[2]}.")
+    match = _BAD_GUIDE.search(text)
+    if match:
+        return PromptRejected(f"response_format (or a tool's schema) is {match[1][:400]}")
     if _NOT_SUPPORTED.search(text):
         _log.info("request refused by the model", extra={"reason": text[:500]})
         return PromptRejected("The model does not support what this request asks for.")

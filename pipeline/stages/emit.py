@@ -20,7 +20,7 @@ class EmitStage:
     """Output: everything that is exported, one relocatable folder."""
 
     name = "emit"
-    version = 2
+    version = 3
     inputs: tuple[str, ...] = ("fetch", "convert", "build", "baseline", "validate")
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:

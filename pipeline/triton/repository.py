@@ -2,7 +2,8 @@
 
 Layout (target ``reference``)::
 
-    tensorrt_llm/    config.pbtxt  1/ model.py, the engine's code in reference/, config.json, rank*.safetensors
+    tensorrt_llm/    config.pbtxt  1/ model.py, the engine's code in reference/, config.json, rank*.safetensors,
+                                      tokenizer.json for guided decoding, where llguidance understands it
     preprocessing/   config.pbtxt  1/ model.py, tokenizer/
     postprocessing/  config.pbtxt  1/ model.py, tokenizer/
     ensemble/        config.pbtxt  1/ (empty but for a note: the version folder must exist)
@@ -11,6 +12,7 @@ Layout (target ``reference``)::
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,7 +27,9 @@ from pipeline.triton import tensors
 from pipeline.triton.model_config import ModelConfig, ensemble_model, python_model, write_config
 from pipeline.triton.special_ids import SpecialIds, read_special_ids
 
-LAYOUT_VERSION = "1"
+_log = logging.getLogger(__name__)
+
+LAYOUT_VERSION = "2"
 VERSION_FOLDER = "1"
 STAMP = "repository_layout"
 
@@ -84,7 +88,8 @@ def emit_repository(out: Path, *, checkpoint: Path, tokenizer: Path, settings: R
 def _emit_reference(out: Path, checkpoint: Path, tokenizer: Path, settings: RepositorySettings) -> None:
     vocab_size = _vocab_size(checkpoint)
     templates = shipped("triton_repo") / "reference"
-    configs = reference_configs(settings, read_special_ids(tokenizer), vocab_size)
+    guided = has_guided_decoding(tokenizer / "tokenizer.json")
+    configs = reference_configs(settings, read_special_ids(tokenizer), vocab_size, guided=guided)
     for name, config in configs.items():
         write_config(out / name, config)
         _copy_tree(templates / name / VERSION_FOLDER, out / name / VERSION_FOLDER)
@@ -94,6 +99,8 @@ def _emit_reference(out: Path, checkpoint: Path, tokenizer: Path, settings: Repo
         if (engine / source.name).exists():
             raise SourceError(f"{source} would overwrite a file of the Triton model of that name")
         _link_or_copy(source, engine / source.name)
+    if guided:
+        _copy(tokenizer / "tokenizer.json", engine / "tokenizer.json")
     for name in ("preprocessing", "postprocessing"):
         folder = out / name / VERSION_FOLDER / "tokenizer"
         folder.mkdir()
@@ -101,13 +108,28 @@ def _emit_reference(out: Path, checkpoint: Path, tokenizer: Path, settings: Repo
             _copy(source, folder / source.name)
 
 
-def reference_configs(settings: RepositorySettings, ids: SpecialIds, vocab_size: int) -> dict[str, ModelConfig]:
+def has_guided_decoding(tokenizer: Path) -> bool:
+    """Say whether llguidance can read a ``tokenizer.json``; it knows byte-level and byte-fallback vocabularies."""
+    from llguidance import LLTokenizer
+
+    try:
+        LLTokenizer(tokenizer.read_text(encoding="utf-8"))
+    except Exception as error:  # whatever its Rust side raises, the rest of the model works
+        _log.info("no guided decoding: llguidance cannot read %s: %s", tokenizer.name, error)
+        return False
+    return True
+
+
+def reference_configs(
+    settings: RepositorySettings, ids: SpecialIds, vocab_size: int, *, guided: bool = False
+) -> dict[str, ModelConfig]:
     """Return the config of each model of a ``reference`` repository, by name.
 
     Args:
         settings: Shared values.
         ids: End and padding ids of the tokenizer.
         vocab_size: Vocabulary of the engine, without padding.
+        guided: Whether the repository has guided decoding.
     """
     end_ids = ",".join(map(str, ids.end_ids))
     batch = settings.max_batch_size
@@ -125,6 +147,8 @@ def reference_configs(settings: RepositorySettings, ids: SpecialIds, vocab_size:
                 "threads": "" if settings.threads is None else str(settings.threads),
                 "exclude_input_in_output": _flag(settings.exclude_input_in_output),
                 "max_beam_width": "1",
+                "end_ids": end_ids,
+                "guided_decoding_backend": "llguidance" if guided else "",
             },
         ),
         "preprocessing": python_model(

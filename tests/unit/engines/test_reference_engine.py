@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,38 @@ def test_stop_sequences_end_the_request_and_stay_in_the_output() -> None:
     stopped = engine.generate([Request("a", (5, 6), 8, stop_sequences=((99,), free[2:4]))])[0]
     assert stopped.token_ids == free[:4]
     assert stopped.finish_reason == "stop"
+
+
+def test_only_allowed_tokens_follow_and_none_allowed_ends_the_request() -> None:
+    engine, seen = load(), []
+
+    def allowed(output: Sequence[int]) -> np.ndarray:
+        seen.append(list(output))
+        mask = np.zeros(engine.info.vocab_size, np.bool_)
+        if len(output) < 3:
+            mask[[7, 11]] = True
+        return mask
+
+    engine.submit(Request("guided", (1, 2, 3), 10, logprobs=0, allowed=allowed))
+    engine.submit(Request("free", (1, 2, 3), 10))
+    events = run_all(engine)
+    guided = tokens_of(events["guided"])
+    assert len(guided) == 3 and set(guided) <= {7, 11}
+    assert events["guided"][-1] == TokenEvent("guided", finish_reason="stop")
+    assert seen == [guided[:count] for count in range(4)]
+    engine.submit(Request("free", (1, 2, 3), 10))
+    assert tokens_of(run_all(engine)["free"]) == tokens_of(events["free"])
+
+
+def test_a_guide_that_cannot_go_on_ends_its_request_with_its_text() -> None:
+    def allowed(output: Sequence[int]) -> np.ndarray:
+        raise ValueError("the grammar is too complex")
+
+    engine = load()
+    engine.submit(Request("guided", (1, 2, 3), 10, allowed=allowed))
+    assert run_all(engine)["guided"] == [
+        TokenEvent("guided", finish_reason="error", error="the grammar is too complex")
+    ]
 
 
 def test_scores_are_the_raw_log_softmax_with_ranks_and_alternatives() -> None:

@@ -70,7 +70,13 @@ def postprocessing(triton_utilities: None) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def llm_request() -> Iterator[ModuleType]:
+def guided() -> Iterator[ModuleType]:
+    yield load_model_file(TEMPLATES / "tensorrt_llm" / "1" / "guided.py", "guided")
+    del sys.modules["guided"]
+
+
+@pytest.fixture(scope="session")
+def llm_request(guided: ModuleType) -> Iterator[ModuleType]:
     """The request parser of `tensorrt_llm`, with the engine's package under the name it has in a repository."""
     import pipeline.engines.reference as engine
     import pipeline.engines.reference.request as request

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from guided import Guide, GuideError, Guides
 from reference.request import Request, Sampling
 
 # Inputs that change the answer and that the reference engine has no means for. Hints for a real engine's memory or
@@ -24,8 +25,6 @@ UNSUPPORTED = {
     "cross_attention_mask": "cross attention",
     "context_phase_params": "disaggregated serving",
     "mrope_rotary_cos_sin": "multimodal rotary embeddings",
-    "guided_decoding_guide_type": "guided decoding",
-    "guided_decoding_guide": "guided decoding",
     "lookahead_window_size": "lookahead decoding",
     "lookahead_ngram_size": "lookahead decoding",
     "lookahead_verification_set_size": "lookahead decoding",
@@ -64,6 +63,7 @@ class Call:
         include_input: Start a non-streaming answer with the prompt.
         log_probs: Log probabilities of the chosen tokens are wanted.
         top_logprobs: Alternatives per new token.
+        guide: What every sequence has to match.
     """
 
     template: Request
@@ -73,6 +73,7 @@ class Call:
     log_probs: bool = False
     top_logprobs: int = 0
     prompt_ids: tuple[int, ...] = field(default=())
+    guide: Guide | None = None
 
     def engine_requests(self, prefix: str) -> list[Request]:
         """Return one engine request per sequence; a given seed gives each a seed of its own."""
@@ -82,6 +83,8 @@ class Call:
             if index and sampling.seed is not None:
                 sampling = replace(sampling, seed=(sampling.seed + index) % _UINT64)
             request = replace(self.template, request_id=f"{prefix}.{index}", sampling=sampling)
+            if self.guide is not None:
+                request = replace(request, allowed=self.guide.fresh())
             if index:  # every sequence has the same prompt: score it once
                 request = replace(request, prompt_logprobs=None, return_context_logits=False)
             requests.append(request)
@@ -112,6 +115,17 @@ class Row:
         values = self.values(name)
         return default if values is None else bool(values.reshape(-1)[0])
 
+    def text(self, name: str) -> str:
+        """Return the text, empty when absent."""
+        values = self.values(name)
+        if values is None:
+            return ""
+        value = values.reshape(-1)[0]
+        try:
+            return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError:
+            raise RequestError(f"{name} is not UTF-8 text") from None
+
     def number(self, name: str, default: float, low: float, high: float = math.inf) -> float:
         """Return a finite number in [low, high]."""
         values = self.values(name)
@@ -124,13 +138,16 @@ class Row:
         return value
 
 
-def parse_calls(tensors: Mapping[str, np.ndarray], limits: Limits, number: int) -> list[Call]:
+def parse_calls(
+    tensors: Mapping[str, np.ndarray], limits: Limits, number: int, guides: Guides | None = None
+) -> list[Call]:
     """Return one call per row of ``input_ids``.
 
     Args:
         tensors: Inputs by name, with batch dimension.
         limits: Of the engine.
         number: Of the request in this process, for error texts.
+        guides: Makes guides; None where the repository has no guided decoding.
 
     Raises:
         RequestError: The request cannot be served.
@@ -138,7 +155,22 @@ def parse_calls(tensors: Mapping[str, np.ndarray], limits: Limits, number: int) 
     ids = tensors.get("input_ids")
     if ids is None or ids.size == 0:
         raise RequestError("input_ids is missing or empty; the reference engine needs at least one prompt token")
-    return [_parse_row(Row(tensors, row), ids.shape[0] > 1, limits, number) for row in range(ids.shape[0])]
+    rows = [Row(tensors, row) for row in range(ids.shape[0])]
+    return [replace(_parse_row(row, len(rows) > 1, limits, number), guide=_guide(row, guides)) for row in rows]
+
+
+def _guide(row: Row, guides: Guides | None) -> Guide | None:
+    kind, text = row.text("guided_decoding_guide_type"), row.text("guided_decoding_guide")
+    if not kind:
+        if text:
+            raise RequestError("guided_decoding_guide needs guided_decoding_guide_type")
+        return None
+    if guides is None:
+        raise RequestError("input guided_decoding_guide_type: guided decoding is not supported by this repository")
+    try:
+        return guides.compile(kind, text)
+    except GuideError as error:
+        raise RequestError(str(error)) from error
 
 
 def _parse_row(row: Row, padded: bool, limits: Limits, number: int) -> Call:

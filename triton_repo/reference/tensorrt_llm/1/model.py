@@ -1,7 +1,8 @@
 """Triton model ``tensorrt_llm`` for target=reference: token ids in and out, answered by the reference engine.
 
 Speaks the tensors of the tensorrtllm backend. Everything it needs lies beside this file: the engine in ``reference/``
-and the checkpoint (``config.json``, ``rank0.safetensors``). Needs numpy and safetensors, no other package.
+and the checkpoint (``config.json``, ``rank0.safetensors``), and ``tokenizer.json`` where guided decoding is on.
+Needs numpy and safetensors; guided requests need llguidance too.
 """
 
 import json
@@ -16,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from guided import Guides  # noqa: E402
 from llm_request import Limits, RequestError, parse_calls  # noqa: E402
 from llm_response import Sequence  # noqa: E402
 from reference import EngineLoop, ReferenceEngine  # noqa: E402
@@ -74,6 +76,10 @@ class TritonPythonModel:
             max_seq_len=engine.info.max_seq_len,
             exclude_input=parameters.get("exclude_input_in_output", "").lower() in ("1", "true"),
         )
+        self._guides = None
+        if parameters.get("guided_decoding_backend"):
+            end_ids = [int(token) for token in parameters.get("end_ids", "").split(",") if token]
+            self._guides = Guides(HERE / "tokenizer.json", engine.info.vocab_size, end_ids)
         self._loop = EngineLoop(engine)
         self._lock = threading.Lock()
         self._live = []
@@ -108,7 +114,7 @@ class TritonPythonModel:
             self._stop(request.request_id(), sender)
             return
         self._count += 1
-        calls = parse_calls(tensors, self._limits, self._count)
+        calls = parse_calls(tensors, self._limits, self._count, self._guides)
         if not self._is_decoupled:
             _refuse_for_one_response(calls)
         live = _Live(request, sender)
