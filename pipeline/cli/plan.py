@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,10 @@ from pipeline.config.spec import Spec
 from pipeline.errors import ExitCode, Finding, PipelineError
 from pipeline.facts.memory import GIB, Budget, RankMemory
 from pipeline.graph.places import obstacles
+from pipeline.stages.base import CommandStage
+
+_AFTER_BUILD = ("baseline", "validate", "emit", "verify")
+_NOT_YET = "for target=engine not in this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +69,32 @@ def main(request: Request) -> int:
 
 def make_plan(spec: Spec) -> Plan:
     """Collect findings, memory budget and the state of every stage."""
-    findings = [*check(spec), *obstacles(Path(spec.output_dir), Path(spec.store.root))]
+    findings = [*known_findings(spec), *obstacles(Path(spec.output_dir), Path(spec.store.root))]
     stages, more = _stages(spec)
-    return Plan(spec, (*findings, *more), budget_of(spec), stages)
+    return Plan(spec, (*findings, *more, *availability(spec)), budget_of(spec), stages)
+
+
+def known_findings(spec: Spec) -> list[Finding]:
+    """Return what the rules of the configuration and of the toolchain find, errors first."""
+    findings = check(spec)
+    if spec.target.resolved == "engine":
+        from pipeline.toolchains.from_spec import tool_plan
+
+        findings += tool_plan(spec, findings).findings
+    order = ("error", "warning", "info")
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def availability(spec: Spec) -> list[Finding]:
     """Say what this version cannot run yet, whatever the plan looks like."""
     if spec.target.resolved == "reference":
         return []
-    return [
-        Finding(
-            "target-plan-only",
-            "info",
-            "target",
-            f"target={spec.target.resolved} can be planned, not run, by this version",
-            "rehearse with target=reference",
-        )
-    ]
+    if spec.target.resolved == "engine":
+        message = f"this version builds engines; {', '.join(_AFTER_BUILD)} for target=engine are not in it yet"
+        hint = "run ends with exit code 3 after the build and keeps the engines in the store"
+        return [Finding("engine-not-judged", "info", "target", message, hint)]
+    message = f"target={spec.target.resolved} can be planned, not run, by this version"
+    return [Finding("target-plan-only", "info", "target", message, "rehearse with target=reference")]
 
 
 def document(plan: Plan) -> dict[str, Any]:
@@ -131,6 +145,7 @@ def show(plan: Plan, output: Output) -> None:
     output.line(output.paint("stages", "bold"))
     output.table([[stage.name, stage.status.upper(), stage.key[:12], stage.reason] for stage in plan.stages])
     output.line()
+    _show_commands(plan.stages, output)
     if plan.findings:
         output.line(output.paint("findings", "bold"))
     output.findings(plan.findings, beside=False)
@@ -142,21 +157,52 @@ def show(plan: Plan, output: Output) -> None:
 
 
 def _stages(spec: Spec) -> tuple[tuple[StageEntry, ...], list[Finding]]:
-    more = availability(spec)
-    if more:
+    if spec.target.resolved == "llmapi":
         reason = f"target={spec.target.resolved} is not run by this version"
-        return tuple(StageEntry(name, "", "unknown", reason) for name in STAGES), more
+        return tuple(StageEntry(name, "", "unknown", reason) for name in STAGES), []
     from pipeline.graph.plan import plan
     from pipeline.stages import all_stages
     from pipeline.store.store import Store
 
     try:
-        entries = plan(spec, all_stages(spec, resolve=False), Store(Path(spec.store.root)))
+        stages = all_stages(spec, resolve=False)
+        entries = plan(spec, stages, Store(Path(spec.store.root)))
     except PipelineError as error:
         # Rules found the cause already, unless it lies in the store or the source.
         found = error.findings or (Finding("stages", "error", "", error.message, error.hint),)
         return tuple(StageEntry(name, "", "unknown", error.message) for name in STAGES), list(found)
-    return tuple(StageEntry(entry.name, entry.key, entry.status, entry.reason) for entry in entries), []
+    planned = {stage.name: stage.commands(spec) for stage in stages if isinstance(stage, CommandStage)}
+    rows = []
+    for entry in entries:
+        pairs = planned.get(entry.name, ())
+        commands, lines = tuple(p.command for p in pairs), tuple(p.runner for p in pairs)
+        rows.append(StageEntry(entry.name, entry.key, entry.status, entry.reason, commands, lines))
+    known = {entry.name for entry in entries}
+    rows += [StageEntry(name, "", "unknown", _NOT_YET) for name in STAGES if name not in known]
+    return tuple(rows), []
+
+
+def _show_commands(stages: Sequence[StageEntry], output: Output) -> None:
+    if not any(stage.commands for stage in stages):
+        return
+    output.line(output.paint("commands, inside the container (--json has the container's line as well)", "bold"))
+    for stage in stages:
+        for argv in stage.commands:
+            output.line(f"  {stage.name}")
+            for line in _folded(argv):
+                output.line(f"    {line}")
+    output.line()
+
+
+def _folded(argv: Sequence[str]) -> list[str]:
+    """Return an argument list as shell lines, one flag with its values a line."""
+    lines: list[list[str]] = [[]]
+    for word in argv:
+        if word.startswith("--") and lines[-1]:
+            lines.append([])
+        lines[-1].append(word)
+    *head, last = [shlex.join(line) for line in lines]
+    return [*(f"{line} \\" for line in head), last]
 
 
 def _fits(plan: Plan) -> bool:

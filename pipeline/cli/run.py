@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.output import Output, failure_document, findings_json, has_errors
-from pipeline.cli.plan import availability
+from pipeline.cli.plan import availability, known_findings
 from pipeline.cli.verbs import Request
 from pipeline.config.overrides import SECRET_KEYS, expand_sweep
-from pipeline.config.rules import check
 from pipeline.errors import ConfigError, ExitCode, Finding, PipelineError, PreflightError
 from pipeline.graph.places import obstacles
 
@@ -57,8 +56,11 @@ def run_job(spec: Spec, output: Output) -> Made:
         PreflightError: With all findings, when one is an error.
         PipelineError: A stage failed, or the result could not be exported.
     """
-    findings = check(spec)
-    findings += [replace(finding, severity="error") for finding in availability(spec)]
+    findings = known_findings(spec)
+    if spec.target.resolved == "engine":
+        findings += _machine(spec)
+    else:
+        findings += [replace(finding, severity="error") for finding in availability(spec)]
     findings += obstacles(Path(spec.output_dir), Path(spec.store.root))
     if has_errors(findings):
         count = sum(finding.severity == "error" for finding in findings)
@@ -72,12 +74,36 @@ def run_job(spec: Spec, output: Output) -> Made:
 
     with console(output.stderr, quiet=output.mode == "quiet") as emit:
         result = run(spec, all_stages(spec, resolve=True), Store(Path(spec.store.root)), emit=emit)
+    if "emit" not in result.stages:
+        raise _unfinished(spec, result)
     export = export_tree(result.artefact("emit"), Path(spec.output_dir))
     if export.changed:
         output.note(f"put right in {export.path}, as changed by hand: {', '.join(export.changed)}")
     if export.moved:
         output.note(f"files of yours that lay in {export.path} are in {export.moved}")
     return Made(spec, tuple(findings), result, _verdict(export.path))
+
+
+def _machine(spec: Spec) -> list[Finding]:
+    """Ask what this machine lacks for NVIDIA's tools, unless what they make is there already."""
+    from pipeline.graph.plan import plan
+    from pipeline.stages import all_stages
+    from pipeline.stages.engine.preflight import machine_findings
+    from pipeline.store.store import Store
+
+    try:
+        entries = plan(spec, all_stages(spec, resolve=False), Store(Path(spec.store.root)))
+    except PipelineError:
+        return machine_findings(spec)  # the run itself says what is wrong with store or source
+    return [] if all(entry.status == "hit" for entry in entries) else machine_findings(spec)
+
+
+def _unfinished(spec: Spec, result: RunResult) -> PreflightError:
+    """Return the error for a graph that ends before anything can be exported: engines that nobody has judged."""
+    (finding,) = availability(spec)
+    folder = result.artefact("build") / "engine"
+    message = f"engines of {spec.name} are built, not judged and not emitted: {folder}"
+    return PreflightError(message, hint=finding.message, findings=[replace(finding, severity="error")])
 
 
 def document(made: Made) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class Request:
         from pipeline.config.compose import compose
 
         spec = compose(self.arguments, config_dir=self.config_dir)
+        if spec.target.resolved == "engine":
+            from pipeline.toolchains.from_spec import settled
+
+            spec = settled(spec)
         gc.enable()  # main() turned it off for the start
         return spec
 

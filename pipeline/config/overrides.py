@@ -18,6 +18,7 @@ from pipeline.errors import Finding
 
 SECRET_KEYS = ("source.token",)
 _SECRET_WORD = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
+_PLAIN_LIST = re.compile(r"^\[[^\[\]{}'\"\\]+\]$")
 _SECRET_VALUE = re.compile(r"^hf_[A-Za-z0-9]{10,}$")
 
 
@@ -188,6 +189,9 @@ def _list(key: str, text: str) -> list[str]:
         value = None
     if isinstance(value, list):
         return [str(item) for item in value]
+    if _PLAIN_LIST.match(text.strip()):
+        # Hydra wants quotes around items with '=' or spaces; there is only one way to read them.
+        return [item.strip() for item in text.strip()[1:-1].split(",")]
     items = [item.strip() for item in text.strip().strip("[]").split(",")]
     quoted = "[" + ",".join(f'"{item}"' for item in items) + "]"
     raise _Problem(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.spec import Spec
 from pipeline.store.record import Record
@@ -78,3 +78,19 @@ class Stage(Protocol):
         Raises:
             PipelineError: The output is not what downstream stages rely on.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A command as it runs inside the container, and the line of the runner that starts it."""
+
+    command: tuple[str, ...]
+    runner: tuple[str, ...]
+
+
+@runtime_checkable
+class CommandStage(Protocol):
+    """A stage that starts tools; it can say beforehand what it would start."""
+
+    def commands(self, spec: Spec) -> tuple[Planned, ...]:
+        """Return every command, without doing anything; empty while findings stand in the way."""

@@ -80,7 +80,7 @@ def test_error_finding_stops_before_any_work(capsys: pytest.CaptureFixture[str],
 
 def test_target_that_cannot_run_yet_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--json", "model=llama2", "hardware=h100_80g"]) == 3
-    assert "target-plan-only" in {f["rule"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert "gpu-missing" in {f["rule"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert list(tmp_path.iterdir()) == []
 
 

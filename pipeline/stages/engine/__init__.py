@@ -1,0 +1,1 @@
+"""The stages of ``target=engine``: NVIDIA's tools, run as commands in the release's image."""

@@ -1,0 +1,54 @@
+"""What must be there on this machine before NVIDIA's tools can run: asked by a run, not by a plan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+from pipeline.config import machine
+from pipeline.config.spec import Spec
+from pipeline.errors import Finding
+
+_PROGRAMS = {"docker": "docker", "podman": "podman", "pyxis": "srun"}
+
+
+def machine_findings(spec: Spec) -> list[Finding]:
+    """Return an error for everything that this machine lacks to run the job's commands."""
+    return [*_runner(spec), *_gpu(spec)]
+
+
+def _runner(spec: Spec) -> Iterator[Finding]:
+    kind = spec.runner.kind
+    if kind == "local":
+        if spec.toolchain.standin or shutil.which("trtllm-build"):
+            return
+        message = "runner=local runs NVIDIA's tools from PATH, and there is no trtllm-build: this is not their image"
+        hint = f"start this inside {spec.toolchain.build_image}, or use runner=docker or runner=podman"
+        yield Finding("runner-missing", "error", "runner", message, hint)
+        return
+    program = spec.runner.program or _PROGRAMS[kind]
+    if shutil.which(program) is None:
+        others = [name for name, other in _PROGRAMS.items() if name != kind and shutil.which(other)]
+        message = f"runner={kind} needs {program}, which is not on PATH"
+        hint = f"runner={others[0]}" if others else f"install {program}, or rehearse with target=reference"
+        yield Finding("runner-missing", "error", "runner", message, hint)
+
+
+def _gpu(spec: Spec) -> Iterator[Finding]:
+    # With Slurm, and with an engine on another machine, the GPU is not here; the probe looks where it is.
+    is_elsewhere = spec.runner.kind == "pyxis" or os.environ.get("DOCKER_HOST", "").startswith(("ssh:", "tcp:"))
+    if is_elsewhere or spec.toolchain.standin:
+        return
+    found = machine.find_gpu()
+    wanted = f"{spec.hardware.gpu} (SM {spec.hardware.sm})"
+    if found is None:
+        message = f"engines are built on the GPU type that serves, {wanted}; this machine has no GPU with a driver"
+        hint = "run on a machine with the GPU, or rehearse with target=reference"
+        yield Finding("gpu-missing", "error", "hardware", message, hint)
+    elif found.sm != spec.hardware.sm:
+        message = f"the job is for {wanted}; this machine has {found.name} (SM {found.sm})"
+        yield Finding("gpu-other", "error", "hardware", message, "hardware=auto, or run where the GPU is")
+    elif found.count < spec.parallel.world_size and spec.build.workers is None:
+        message = f"{spec.parallel.world_size} ranks, and this machine has {found.count} GPU(s): they are built in turn"
+        yield Finding("gpu-fewer", "info", "hardware", message)
