@@ -32,17 +32,22 @@ class _Answer:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands and their flags to the parser of the verb."""
     parser.add_argument("--root", type=Path, default=Path(DEFAULT_ROOT), help=f"the store (default {DEFAULT_ROOT})")
+    # The flag may stand on either side of the command; suppressed there, it does not undo what stood before.
+    root = argparse.ArgumentParser(add_help=False)
+    root.add_argument("--root", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="store_command", required=True, metavar="ls|show|why|verify|du|gc")
-    commands.add_parser("ls", help="list finished work")
-    show = commands.add_parser("show", help="everything about one result")
+    commands.add_parser("ls", parents=[root], help="list finished work")
+    show = commands.add_parser("show", parents=[root], help="everything about one result")
     show.add_argument("what", help="first digits of a key or artefact, or JOB/STAGE")
-    why = commands.add_parser("why", help="what differs between a job's last two results of a stage, or any two")
+    why = commands.add_parser(
+        "why", parents=[root], help="what differs between a job's last two results of a stage, or any two"
+    )
     why.add_argument("what", help="first digits of a key or artefact, or JOB/STAGE")
     why.add_argument("other", nargs="?", help="what to compare with; default: the one before it")
-    verify = commands.add_parser("verify", help="read every byte again and compare digests")
+    verify = commands.add_parser("verify", parents=[root], help="read every byte again and compare digests")
     verify.add_argument("--remove", action="store_true", help="remove what is damaged, so that it is built again")
-    commands.add_parser("du", help="where the space goes")
-    gc = commands.add_parser("gc", help="remove what no job's last run needs")
+    commands.add_parser("du", parents=[root], help="where the space goes")
+    gc = commands.add_parser("gc", parents=[root], help="remove what no job's last run needs")
     gc.add_argument("--yes", action="store_true", help="remove; without it, only say what would go")
 
 

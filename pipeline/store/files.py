@@ -40,11 +40,14 @@ def fsync_folder(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with everything in it, read-only folders included; a missing one is fine.
+    """Remove a folder with everything in it, read-only folders included, or a file; a missing one is fine.
 
     Raises:
         OSError: Something could not be removed.
     """
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
     for folder, _, _ in os.walk(path):
         with contextlib.suppress(FileNotFoundError):
             Path(folder).chmod(0o700)

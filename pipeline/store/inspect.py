@@ -122,7 +122,7 @@ def remove_damaged(store: Store, problems: list[Problem]) -> None:
     with store.exclusive(), store_errors(store.root, "remove from"):
         for problem in problems:
             if problem.path.suffix == ".json":
-                problem.path.unlink(missing_ok=True)
+                files.remove_tree(problem.path)
             else:
                 store.discard(problem.path)
 
@@ -186,10 +186,8 @@ def collect(store: Store) -> Garbage:
             for path in sorted(found.paths, key=lambda path: path.parent == store.artefacts):
                 if path.parent == store.artefacts:
                     store.discard(path)
-                elif path.is_dir():
-                    files.remove_tree(path)
                 else:
-                    path.unlink(missing_ok=True)
+                    files.remove_tree(path)
     return found
 
 

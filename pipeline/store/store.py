@@ -136,6 +136,8 @@ class Store:
             return Miss(NEVER_BUILT)
         except DamagedRecord as error:
             return Miss(f"record damaged: {error}")
+        except IsADirectoryError:
+            return Miss("record damaged: it is a folder")
         except OSError as error:
             raise store_error(error, path, "read") from error
         if key not in (record.key, record.content_key):
@@ -144,9 +146,8 @@ class Store:
 
     def latest(self, job: str, stage: str) -> Record | None:
         """Return the record that a job used last for a stage; None if there is none."""
-        try:
-            key = self._pointer(job, stage).read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
+        key = _read_pointer(self._pointer(job, stage))
+        if not key:
             return None
         record = self.record(key)
         return None if isinstance(record, Miss) else record
@@ -158,15 +159,15 @@ class Store:
         """
         pointer = self._pointer(job, stage)
         with contextlib.suppress(OSError):
-            if not pointer.exists() or pointer.read_text("ascii").strip() != key:
+            if _read_pointer(pointer) != key:
                 pointer.parent.mkdir(parents=True, exist_ok=True)
                 files.write_atomic(pointer, key.encode("ascii") + b"\n")
 
     def in_use(self) -> Iterator[tuple[str, str, str]]:
         """Yield job, stage and key of every record that some job used last."""
         for pointer in sorted(self._latest.glob("*/*")):
-            if not pointer.name.startswith("."):
-                yield unquote(pointer.parent.name), unquote(pointer.name), pointer.read_text("ascii").strip()
+            if not pointer.name.startswith(".") and (key := _read_pointer(pointer)):
+                yield unquote(pointer.parent.name), unquote(pointer.name), key
 
     @contextmanager
     def building(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
@@ -339,7 +340,7 @@ class Store:
         return str(log.relative_to(self.root)) if log.is_relative_to(self.root) else str(log)
 
     def _sweep(self) -> None:
-        """Remove the staging folders of processes that are gone."""
+        """Remove the staging folders of processes that are gone; what cannot be removed stands in nobody's way."""
         for name in {entry.name.removesuffix(".lock") for entry in os.scandir(self._staging)}:
             folder = self._staging / name
             lock = self._staging / f"{name}.lock"
@@ -347,8 +348,17 @@ class Store:
                 with locks.hold(lock, wait=False):
                     files.remove_tree(folder)
                     lock.unlink(missing_ok=True)
-            except locks.Locked:
+            except (locks.Locked, OSError):
                 continue
+
+
+def _read_pointer(path: Path) -> str:
+    """Return the key in a pointer of ``latest``; empty if it is missing or damaged."""
+    try:
+        key = path.read_bytes().decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return key if key.isalnum() else ""
 
 
 def _file_name(name: str) -> str:

@@ -116,3 +116,46 @@ def test_commands_name_a_missing_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
         command(Store(tmp_path / "nowhere"), "ls")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_root_may_stand_on_either_side_of_the_command(store: Store, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    commands.add_arguments(parser)
+    for argv in (["--root", "x", "ls"], ["ls", "--root", "x"], ["--root", "y", "show", "--root", "x", "k"]):
+        assert parser.parse_args(argv).root == Path("x")
+    assert parser.parse_args(["ls"]).root == Path(commands.DEFAULT_ROOT)
+
+
+def test_things_that_do_not_belong_into_a_store_stop_nothing(store: Store) -> None:
+    before = {record.key for record in inspect.records(store)}
+    for folder in ("artefacts", "actions", "staging", "locks", "logs", "latest"):
+        (store.root / folder / "junk").touch()
+    (store.actions / "junk.json").touch()
+    (store.actions / "d.json").mkdir()
+    (store.actions / "d.json" / "x").touch()
+    (store.root / "staging" / "d.lock").mkdir()
+    (store.root / "latest" / "job" / "fetch").write_bytes(b"\xff\xfe")
+    (store.root / "latest" / "job" / "dir").mkdir()
+    (store.artefacts / "link").symlink_to("/etc")
+    assert {record.key for record in inspect.records(store)} == before
+    for argv in (["ls"], ["du"], ["gc"]):
+        assert command(store, *argv)[0] == 0
+    assert command(store, "verify")[0] == 6
+    hit = publish(store, "build", "text", {})
+    assert isinstance(store.lookup(hit.record.key), Hit)
+    assert not (store.root / "staging" / "junk").exists()
+    assert command(store, "verify", "--remove")[0] == 0
+    assert command(store, "verify")[0] == 0
+    assert not (store.actions / "d.json").exists()
+    assert not (store.artefacts / "link").is_symlink()
+    assert Path("/etc").is_dir()
+    assert command(store, "gc", "--yes")[0] == 0
+    assert isinstance(store.lookup(hit.record.key), Hit)
+
+
+def test_damaged_pointer_costs_an_explanation_only(store: Store) -> None:
+    (store.root / "latest" / "job" / "fetch").write_bytes(b"\xff\xfe")
+    assert store.latest("job", "fetch") is None
+    key = inspect.records(store)[0].key
+    store.note_use("job", "fetch", key)
+    assert ("job", "fetch", key) in list(store.in_use())
