@@ -16,8 +16,8 @@ from typing import Literal
 from pipeline.errors import ToolError
 from pipeline.runners import process
 from pipeline.runners.execution import Supervision, supervise
-from pipeline.runners.exits import engine_message
-from pipeline.runners.job import Bind, Cancel, ContainerJob, Image, OnLine, Options, repository_of
+from pipeline.runners.exits import ENGINE_ERROR, engine_message
+from pipeline.runners.job import Bind, Cancel, ContainerJob, Image, OnLine, Options, by_digest, repository_of
 from pipeline.runners.owner import OWNER_LABEL, STORE_LABEL, Owner
 from pipeline.runners.preparation import prepared
 from pipeline.runners.process import Completed, ProcessFailed
@@ -57,15 +57,16 @@ class ContainerRunner:
 
     def resolve(self, reference: str, *, log_path: Path | None = None, on_line: OnLine | None = None) -> Image:
         """See :meth:`pipeline.runners.job.Runner.resolve`."""
+        asked = by_digest(reference)
         image = self._inspect_image(reference)
         if image is None and self._options.pull == "never":
             raise ToolError(
                 f"{self._engine} has no image {reference}, and fetching is switched off (runner.pull=never)",
-                hint=f"{self._program} pull {reference}",
+                hint=f"{self._program} pull {asked}",
             )
         if image is None:
             timeout_s = self._options.pull_timeout_s
-            self._call("pull", "--quiet", reference, timeout_s=timeout_s, log_path=log_path, on_line=on_line)
+            self._call("pull", "--quiet", asked, timeout_s=timeout_s, log_path=log_path, on_line=on_line)
             image = self._inspect_image(reference)
         if image is None:
             raise ToolError(f"{self._engine} fetched {reference} but does not have it")
@@ -98,9 +99,10 @@ class ContainerRunner:
         with prepared(job, argv, repeat=repeat, caller=self._options.caller, log_path=log_path):
             try:
                 return supervise(argv, own, how, log_path=log_path, on_line=on_line, cancel=cancel)
-            except BaseException:
+            except BaseException as error:
                 # SAFETY: a client that was ended, or lost its daemon for a moment, may have left the container behind.
-                self._remove([own.name])
+                if not _ended_by_itself(error):
+                    self._remove([own.name])
                 raise
 
     def sweep(self) -> tuple[str, ...]:
@@ -136,10 +138,13 @@ class ContainerRunner:
         argv.append(f"--workdir={job.workdir}")
         argv += [f"--mount={self._mount(bind)}" for bind in job.all_binds]
         argv += [f"--env={name}={value}" for name, value in job.all_env.items()]
-        return [*argv, *options.extra, job.image, *job.argv]
+        return [*argv, *options.extra, by_digest(job.image), *job.argv]
 
     def _user(self) -> list[str]:
         caller = self._options.caller
+        if self._options.rootless and self._engine == "docker":
+            # The user that is root inside is us outside.
+            return ["--user=0:0"]
         flags = [f"--user={caller.uid}:{caller.gid}"]
         # Rootless Podman maps our uid to root inside unless told to keep it.
         return ["--userns=keep-id", *flags] if self._engine == "podman" and caller.uid != 0 and os.geteuid() else flags
@@ -160,7 +165,7 @@ class ContainerRunner:
         return text.getvalue()
 
     def _inspect_image(self, reference: str) -> Image | None:
-        code, lines = self._query("image", "inspect", "--format={{.Id}}\t{{json .RepoDigests}}", reference)
+        code, lines = self._query("image", "inspect", "--format={{.Id}}\t{{json .RepoDigests}}", by_digest(reference))
         if code != 0:
             what, hint = engine_message(lines)
             if what in ("", "the image is not there"):
@@ -211,6 +216,11 @@ class ContainerRunner:
         lines: list[str] = []
         done = process.run([self._program, *arguments], timeout_s=timeout_s, on_line=lines.append, check=False)
         return done.returncode, lines
+
+
+def _ended_by_itself(error: BaseException) -> bool:
+    """Say whether the program's own end is what went wrong; then its container is gone too."""
+    return isinstance(error, ProcessFailed) and not error.timed_out and 0 < error.returncode != ENGINE_ERROR
 
 
 def visible_devices(environment: Mapping[str, str]) -> tuple[str, ...]:

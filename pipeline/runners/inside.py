@@ -48,6 +48,15 @@ def entries(path: Path) -> list[str] | int | None:
         return None
 
 
+def can_write(path: str) -> bool:
+    """Make an empty file, for the owner it gets outside."""
+    try:
+        Path(path).write_bytes(b"")
+    except OSError:
+        return False
+    return True
+
+
 def main() -> None:
     """Answer the questions of the file named on the command line."""
     questions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
@@ -59,6 +68,7 @@ def main() -> None:
         "files": {path: Path(path).is_file() for path in questions["files"]},
         "versions": {package: version_of(package) for package in questions["versions"]},
         "mounts": {path: entries(Path(path)) for path in questions["mounts"]},
+        "written": [path for path in questions["write"] if can_write(path)],
         "gpus": gpus(),
     }
     sys.stdout.write(MARK + json.dumps(answers) + "\n")

@@ -157,6 +157,7 @@ class Options:
         ulimits: ``name=soft[:hard]``. TensorRT and NCCL pin memory and use deep stacks.
         devices: GPUs to use, by index or UUID; empty: as many as the job needs, from the first on.
         caller: Owner of the outputs.
+        rootless: The Docker daemon runs as this user (rootless mode). Podman needs no telling.
         host_paths: Pairs (path here, path on the engine's machine), for an engine that sees other paths than we do:
             a CI job in a container that talks to the engine outside.
         pull: ``missing`` fetches an image that is not there, ``never`` does not.
@@ -171,6 +172,7 @@ class Options:
     ulimits: tuple[str, ...] = ("memlock=-1", "stack=67108864")
     devices: tuple[str, ...] = ()
     caller: Caller = field(default_factory=Caller.current)
+    rootless: bool = False
     host_paths: tuple[tuple[str, str], ...] = ()
     pull: Literal["missing", "never"] = "missing"
     pull_timeout_s: float = 3600.0
@@ -257,6 +259,12 @@ def repository_of(reference: str) -> str:
     name = reference.partition("@")[0]
     head, colon, tail = name.rpartition(":")
     return head if colon and "/" not in tail else name
+
+
+def by_digest(reference: str) -> str:
+    """Leave the tag out of a reference that has a digest too: that decides, and not every engine takes both."""
+    digest = reference.partition("@")[2]
+    return f"{repository_of(reference)}@{digest}" if digest else reference
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -25,6 +25,7 @@ from pipeline.runners.process import ProcessFailed
 TIMEOUT_S = 600.0
 
 _FOLDER = "/run/probe"
+_WRITTEN = ".probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,11 @@ def probe(
         "files": expected.files,
         "versions": list(expected.versions),
         "mounts": [bind.target for bind in job.binds],
+        "write": [f"{job.env['HOME']}/{_WRITTEN}"] if job.home else [],
     }
     folder.mkdir(parents=True, exist_ok=True)
+    if job.home:
+        (job.home / _WRITTEN).unlink(missing_ok=True)
     # A copy, because an engine outside of our own container sees the scratch folder, not this package.
     (folder / "inside.py").write_text(Path(inside.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "questions.json").write_text(json.dumps(questions), encoding="utf-8")
@@ -142,7 +146,11 @@ def probe(
     )
     answers = _ask(runner, asking, token, log_path=log_path, on_line=on_line, cancel=cancel)
     seen = _probed(answers)
-    findings = [*_mount_findings(job.binds, answers["mounts"]), *compare(seen, expected, runner=runner.name)]
+    findings = [
+        *_mount_findings(job.binds, answers["mounts"]),
+        *_owner_findings(job.home),
+        *compare(seen, expected, runner=runner.name),
+    ]
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise PreflightError(errors[0].message, hint=errors[0].hint, findings=findings)
@@ -220,6 +228,23 @@ def _mount_findings(binds: Sequence[Bind], seen: Mapping[str, Any]) -> list[Find
             message = f"the container sees something else at {bind.target} than we see at {bind.host}"
             findings.append(Finding("mount-not-visible", "error", "runner.host_paths", message, NESTED_HINT))
     return findings
+
+
+def _owner_findings(home: Path | None) -> list[Finding]:
+    """Check that files made inside belong to the owner of the home folder, which is the caller."""
+    if home is None:
+        return []
+    written, wanted = home / _WRITTEN, home.stat().st_uid
+    if written.exists():
+        found = written.stat().st_uid
+        written.unlink()
+        if found == wanted:
+            return []
+        message = f"files made inside the container belong to user {found}, not to {wanted}"
+    else:
+        message = f"the container cannot write to {home}, which belongs to user {wanted}"
+    hint = "if the Docker daemon runs rootless, set runner.rootless=true"
+    return [Finding("output-owner", "error", "runner", message, hint)]
 
 
 def _tool_findings(seen: Probed, expected: Expectation) -> list[Finding]:

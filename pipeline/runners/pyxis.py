@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.errors import ToolError
 from pipeline.runners import process
 from pipeline.runners.execution import Supervision, supervise
-from pipeline.runners.job import Bind, Cancel, ContainerJob, Image, OnLine, Options, repository_of
+from pipeline.runners.job import Bind, Cancel, ContainerJob, Image, OnLine, Options, by_digest
 from pipeline.runners.owner import Owner
 from pipeline.runners.preparation import prepared
 from pipeline.runners.process import Completed
@@ -141,8 +141,7 @@ def _enroot_name(reference: str) -> str:
     """Write an image reference the way enroot wants it: ``registry#name:tag``, or ``registry#name@digest``."""
     if reference.startswith(("/", "./")) or "#" in reference:
         return reference
-    name, at, digest = reference.partition("@")
-    name = repository_of(name) if at else name
+    name = by_digest(reference)
     host, slash, rest = name.partition("/")
     is_registry = slash and ("." in host or ":" in host or host == "localhost")
-    return (f"{host}#{rest}" if is_registry else name) + (f"@{digest}" if at else "")
+    return f"{host}#{rest}" if is_registry else name

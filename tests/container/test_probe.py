@@ -88,6 +88,14 @@ def test_probe_is_content_with_the_right_paths_of_an_engine_outside(engine: Case
     assert not [argument for argument in runner.command_line(job) if str(alias) in argument]
 
 
+def test_probe_sees_whose_the_outputs_would_be(on_podman: Case, tmp_path: Path) -> None:
+    if on_podman.options.caller.uid == 0:
+        pytest.skip("needs another user than root")
+    runner = on_podman.runner(extra=("--user=0:0",))
+    with pytest.raises(PreflightError, match=r"belong to user 0, not to \d+"):
+        probe(runner, on_podman.job(tmp_path, "true"), EXPECTED)
+
+
 def test_missing_path_of_an_engine_outside_is_explained(engine: Case, tmp_path: Path) -> None:
     runner = engine.runner(host_paths=((str(tmp_path), "/nowhere"),))
     with pytest.raises(ProcessFailed, match="does not see a path that exists here") as caught:
@@ -142,6 +150,11 @@ def test_resolve_names_an_image_so_that_it_cannot_change(engine: Case, tmp_path:
     found = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     assert found.removeprefix("sha256:") == image.image_id.removeprefix("sha256:")
     runner.run(engine.job(tmp_path, "true", image=image.pinned))
+    # What a lock file says: tag for people, digest for the engine.
+    if image.digests:
+        locked = f"{engine.image}@{image.digests[0]}"
+        assert runner.resolve(locked).image_id == image.image_id
+        runner.run(engine.job(tmp_path, "true", image=locked))
 
 
 def test_resolve_says_when_an_image_is_not_there(engine: Case) -> None:

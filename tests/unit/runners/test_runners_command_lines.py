@@ -63,6 +63,16 @@ def test_rootless_podman_keeps_the_callers_id(monkeypatch: pytest.MonkeyPatch) -
     assert "--userns=keep-id" not in ContainerRunner("docker", Options(caller=CALLER)).command_line(JOB)
 
 
+def test_rootless_docker_runs_as_the_root_that_is_us() -> None:
+    argv = ContainerRunner("docker", Options(caller=CALLER, rootless=True)).command_line(JOB)
+    assert [word for word in argv if word.startswith("--user")] == ["--user=0:0"]
+
+
+def test_line_leaves_the_tag_out_beside_a_digest() -> None:
+    job = ContainerJob("n", ("true",), "host:5000/a:1@sha256:0", Path("/s"))
+    assert ContainerRunner("podman").command_line(job)[-2:] == ["host:5000/a@sha256:0", "true"]
+
+
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_options_replace_what_is_recommended(engine: str) -> None:
     options = Options(
