@@ -142,7 +142,7 @@ def _show(made: Made, request: Request) -> None:
         ]
     )
     served = spec.frontend.served_model or spec.model.name
-    body = json.dumps({"model": served, "messages": [{"role": "user", "content": "Hello!"}]})
+    body = json.dumps({"model": served, "temperature": 0, "messages": [{"role": "user", "content": "Hello!"}]})
     url = f"http://{spec.frontend.host}:{spec.frontend.port}/v1"
     output.line(f"           curl {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}")
 

@@ -117,9 +117,8 @@ def _serve_with(triton: TritonServer, settings: FrontendSettings, on_ready: Call
 
 def _announce(request: Request, settings: FrontendSettings, manifest: dict[str, Any]) -> None:
     url = f"http://{settings.host}:{settings.port}/v1"
-    body = json.dumps(
-        {"model": settings.name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    )
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": settings.name, "temperature": 0, "messages": question})
     request.output.line(f"ready: {url} (model {settings.name}); stop with ctrl-C")
     request.output.line(f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     request.output.document({"url": url, "model": settings.name, "target": manifest["target"]})
