@@ -17,12 +17,13 @@ import pipeline.frontend.streaming as streaming
 from pipeline.frontend import api_errors
 from pipeline.frontend.api_errors import ApiError
 from pipeline.frontend.api_keys import ApiKeys
-from pipeline.frontend.backend import Backend
-from pipeline.frontend.backend_pool import BackendPool
+from pipeline.frontend.backend import Backend, GenerateRequest
+from pipeline.frontend.backend_pool import BackendPool, Probe
 from pipeline.frontend.chat import Chat
 from pipeline.frontend.chat_template import ChatTemplates
 from pipeline.frontend.completions import Completion
 from pipeline.frontend.http_body import read_body
+from pipeline.frontend.lora import read_adapter
 from pipeline.frontend.middleware import Surroundings
 from pipeline.frontend.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pipeline.frontend.service import Service
@@ -75,13 +76,19 @@ def create_app(settings: FrontendSettings, backend: Backend | None = None) -> Fa
         metrics=service.metrics,
         protect_metrics=settings.protect_metrics,
         log=settings.log_format != "none",
+        log_prompts=settings.log_prompts,
     )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
 def triton_pool(settings: FrontendSettings, tokenizer: Tokenizer) -> BackendPool:
-    """Return the Triton servers of the settings."""
+    """Return the Triton servers of the settings.
+
+    Raises:
+        SourceError: The weights of an adapter cannot be read.
+    """
+    adapters = {settings.lora[name]: read_adapter(folder) for name, folder in settings.lora_weights.items()}
     backends = [
         (
             address,
@@ -91,11 +98,17 @@ def triton_pool(settings: FrontendSettings, tokenizer: Tokenizer) -> BackendPool
                 gathered_logits=settings.gathered_logits,
                 timeout_s=settings.connect_timeout_s,
                 vocab_size=settings.vocab_size or tokenizer.vocab_size,
+                adapters=adapters,
             ),
         )
         for address in settings.triton
     ]
-    return BackendPool(backends, period_s=settings.health_period_s)
+    probe = None
+    if settings.probe_period_s > 0:
+        prompt = [tokenizer.bos_id or 0]
+        request = GenerateRequest("probe", prompt, 1, text=tokenizer.decode(prompt) or " ")
+        probe = Probe(request, period_s=settings.probe_period_s, timeout_s=settings.stall_timeout_s)
+    return BackendPool(backends, period_s=settings.health_period_s, probe=probe)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -183,6 +196,7 @@ def _poster(
 
 
 async def _generate(request: Request, prepared: Chat | Completion, stream: bool) -> Response:
+    request.scope["state"]["record"] = prepared.record
     if stream:
         return streaming.EventStream(prepared.stream())
     return _json(await streaming.until_disconnect(request.receive, prepared.response()))

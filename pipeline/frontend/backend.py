@@ -39,6 +39,7 @@ class GenerateRequest:
         guide: Constrains the output.
         lora_task_id: Adapter to use.
         stream: Whether tokens are wanted as they are made; otherwise one chunk at the end will do.
+        text: The prompt for models that take text.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class GenerateRequest:
     guide: Guide | None = None
     lora_task_id: int | None = None
     stream: bool = True
+    text: str = ""
 
 
 class Logprob(NamedTuple):
@@ -72,6 +74,8 @@ class Chunk(NamedTuple):
         prompt_logprobs: In the first chunk when asked for: one entry per prompt token, the first None.
         finish_reason: In the last chunk, where the backend says so: ``stop``, ``length`` or ``cancelled``.
         cached_tokens: Prompt tokens taken from a cache, where known.
+        text: New text, from models that give text instead of ids.
+        text_tokens: New tokens behind ``text``, where the model says it.
     """
 
     token_ids: Sequence[int]
@@ -79,6 +83,8 @@ class Chunk(NamedTuple):
     prompt_logprobs: Sequence[Logprob | None] | None = None
     finish_reason: str | None = None
     cached_tokens: int | None = None
+    text: str | None = None
+    text_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class Features:
         logit_bias: Bias per token.
         guided: Guided decoding.
         lora: Adapters by task id.
+        takes_text: The model takes and gives text; token ids stay on its side.
     """
 
     inputs: frozenset[str] = frozenset()
@@ -108,6 +115,7 @@ class Features:
     logit_bias: bool = False
     guided: bool = False
     lora: bool = False
+    takes_text: bool = False
 
 
 class BackendError(Exception):

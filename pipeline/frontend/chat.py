@@ -22,7 +22,7 @@ from pipeline.frontend.service import Delta, Job, Prompt, Service
 from pipeline.frontend.streaming import DONE, event
 from pipeline.frontend.tool_calls import Part, ToolDelta, ToolParser
 from pipeline.frontend.tool_choice import ToolPlan, plan_tools
-from pipeline.frontend.usage import usage
+from pipeline.frontend.usage import access_record, usage
 
 
 class _Turn:
@@ -103,8 +103,9 @@ class Chat:
         Raises:
             ApiError: What is wrong with it.
         """
-        lora = service.resolve_model(body.model)
+        service.resolve_model(body.model)
         features = await service.features()
+        lora = service.adapter(body.model, features)
         _check(body, features)
         plan = plan_tools(body, features, service.settings.tool_parser)
         guide = plan.guide or guide_of(body, features)
@@ -131,6 +132,12 @@ class Chat:
             for position in range(body.n or 1)
         ]
         return cls(service, body, prompt, jobs, plan, answer_id)
+
+    def record(self) -> dict[str, Any]:
+        """Return what the access log says about the request, so far."""
+        return access_record(
+            self._body, self._usage(), [turn.finish_reason for turn in self._turns], [self._prompt.text]
+        )
 
     async def response(self) -> dict[str, Any]:
         """Run and return the whole answer."""

@@ -19,7 +19,7 @@ from pipeline.frontend.logprobs_format import LogprobsWriter, joined, prompt_log
 from pipeline.frontend.schema import CompletionRequest
 from pipeline.frontend.service import Delta, Job, Prompt, Service
 from pipeline.frontend.streaming import DONE, event
-from pipeline.frontend.usage import usage
+from pipeline.frontend.usage import access_record, usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Completion:
             "system_fingerprint": service.fingerprint,
         }
         self._prompt_scores: dict[int, dict[str, Any]] = {}
+        self._answers: dict[int, Answer] = {}
 
     @classmethod
     async def prepare(cls, service: Service, body: CompletionRequest) -> Completion:
@@ -62,8 +63,9 @@ class Completion:
         Raises:
             ApiError: What is wrong with it.
         """
-        lora = service.resolve_model(body.model)
+        service.resolve_model(body.model)
         features = await service.features()
+        lora = service.adapter(body.model, features)
         _check(body, features)
         prompts = await _prompts(service, body, features)
         n, per_prompt = body.n or 1, max(body.n or 1, body.best_of or 1)
@@ -97,11 +99,17 @@ class Completion:
                 choices.append(_Choice(prompt, job))
         return cls(service, body, prompts, choices, answer_id)
 
+    def record(self) -> dict[str, Any]:
+        """Return what the access log says about the request, so far."""
+        reasons = [answer.finish_reason for _, answer in sorted(self._answers.items())]
+        prompts = [prompt.text for prompt in self._prompts]
+        return access_record(self._body, self._usage(self._answers), reasons, prompts)
+
     async def response(self) -> dict[str, Any]:
         """Run and return the whole answer."""
         texts = [""] * len(self._choices)
         tokens: list[list[Any]] = [[] for _ in self._choices]
-        answers: dict[int, Answer] = {}
+        answers = self._answers
         async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
                 texts[delta.job] += delta.text
@@ -123,7 +131,7 @@ class Completion:
         options = self._body.stream_options
         extra = {"usage": None} if options and options.include_usage else {}
         writers = [self._writer(index) for index in range(len(self._choices))]
-        answers: dict[int, Answer] = {}
+        answers = self._answers
         before = [_before(self._head, index) for index in range(len(self._choices))]
         after = b',"logprobs":null,"finish_reason":null}]' + (b',"usage":null' if extra else b"") + b"}\n\n"
         async with aclosing(self._deltas()) as deltas:
@@ -247,6 +255,8 @@ async def _prompts(service: Service, body: CompletionRequest, features: Features
             prompts.append(Prompt(ids or _begin(service), entry, "prompt"))
             continue
         ids = list(entry)
+        if features.takes_text:
+            raise unsupported("This model takes text; give the prompt as text.", "prompt")
         if ids and max(ids) >= size:
             raise bad_request(f"prompt holds token id {max(ids)}, expected ids below {size}.", "prompt")
         prompts.append(Prompt(ids or _begin(service), service.tokenizer.decode(ids), "prompt"))

@@ -57,6 +57,8 @@ class Answer:
         "_rules",
         "_special_stops",
         "_stops",
+        "_tokenizer",
+        "_uncounted",
         "completion_tokens",
         "cumulative_logprob",
         "cut",
@@ -67,6 +69,8 @@ class Answer:
     def __init__(self, tokenizer: Tokenizer, rules: EndRules) -> None:
         self._decoder = tokenizer.stream_decoder(rules.kept_tokens)
         self._rules = rules
+        self._tokenizer = tokenizer
+        self._uncounted = ""
         self._stops = StopMatcher(rules.stop_strings, include=rules.include_stop)
         special = (tokenizer.special_ids(stop) for stop in rules.stop_strings)
         self._special_stops = frozenset(index for ids in special for index in ids)
@@ -85,6 +89,8 @@ class Answer:
         """
         if self.finish_reason is not None:
             return "", []
+        if chunk.text is not None:
+            return self._push_text(chunk.text, chunk.text_tokens)
         text = ""
         rules = self._rules
         logprobs = chunk.logprobs
@@ -113,7 +119,26 @@ class Answer:
         """Say that the backend has nothing more; return the rest."""
         if self.finish_reason is not None:
             return "", []
+        self._count_text()
         return self._end("stop" if self.completion_tokens < self._rules.max_tokens else "length", "")
+
+    def _push_text(self, piece: str, count: int | None) -> tuple[str, list[ShownToken]]:
+        """Take text of a model that keeps its token ids to itself."""
+        if count is None:
+            self._uncounted += piece
+        else:
+            self.completion_tokens += count
+        self._produced += len(piece)
+        text = self._stops.push(piece)
+        if self._stops.matched is not None:
+            self._count_text()
+            return self._end("stop", text)
+        return self._show(text)
+
+    def _count_text(self) -> None:
+        if self._uncounted:
+            self.completion_tokens += len(self._tokenizer.encode(self._uncounted, add_special_tokens=False))
+            self._uncounted = ""
 
     def _take(self, token_id: int) -> str:
         piece = self._decoder.push(token_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +28,16 @@ _CLIENT_LEFT = 499
 class Surroundings:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: Metrics, protect_metrics: bool, log: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        metrics: Metrics,
+        protect_metrics: bool,
+        log: bool,
+        log_prompts: bool = False,
+    ) -> None:
         """Set what surrounds requests.
 
         Args:
@@ -36,12 +46,14 @@ class Surroundings:
             metrics: Counts answers.
             protect_metrics: Whether ``/metrics`` needs a key.
             log: Whether to write an access log.
+            log_prompts: Whether it holds prompts.
         """
         self._app = app
         self._keys = keys
         self._metrics = metrics
         self._protected = ("/v1/", "/tokenize", "/detokenize", *(("/metrics",) if protect_metrics else ()))
         self._log = log
+        self._log_prompts = log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,9 +85,18 @@ class Surroundings:
                 "path": scope["path"][:256],
                 "status": exchange.status,
                 "seconds": round(time.perf_counter() - exchange.start_s, 6),
-                **scope.get("state", {}).get("log", {}),
+                **self._generation(scope),
             }
             _log.info("request", extra=fields)
+
+    def _generation(self, scope: Scope) -> dict[str, Any]:
+        """Return what a generating endpoint has to say about its request; no text unless that is wanted."""
+        record = scope["state"].get("record")
+        if record is None:
+            return {}
+        fields: dict[str, Any] = record()
+        prompts = fields.pop("prompts")
+        return {**fields, "prompts": prompts} if self._log_prompts else fields
 
 
 class _Exchange:

@@ -96,6 +96,17 @@ class Service:
         self.fingerprint = "fp_" + secrets.token_hex(5)
         self.draining = False
 
+    def adapter(self, name: str, features: Features) -> int | None:
+        """Return the adapter's task id for a model name; None for the model itself.
+
+        Raises:
+            ApiError: 404, nobody serves this name; 400, the model takes no adapters.
+        """
+        task_id = self.resolve_model(name)
+        if task_id is not None and not features.lora:
+            raise unsupported(f"The model behind {name!r} takes no LoRA adapters.", "model")
+        return task_id
+
     def resolve_model(self, name: str) -> int | None:
         """Return the adapter's task id for a model name; None for the model itself.
 
@@ -168,6 +179,11 @@ class Service:
         temperature = 1.0 if body.temperature is None else body.temperature
         # top_p 0 keeps only the most likely token; backends take 0 as "not given".
         top_p = 1.0 if body.top_p is None else body.top_p
+        if features.takes_text and (body.ignore_eos or body.stop_token_ids):
+            field = "ignore_eos" if body.ignore_eos else "stop_token_ids"
+            raise unsupported(
+                f"This model takes text and decides itself which token ends it; {field} has no effect.", field
+            )
         if body.min_p and not features.min_p:
             raise unsupported("This model does not support min_p.", "min_p")
         bias = self._logit_bias(body, features) if body.logit_bias else {}
@@ -235,6 +251,7 @@ class Service:
             lora_task_id=lora_task_id,
             # A stop string is seen only by this side, so tokens must come as they are made.
             stream=bool(body.stream) or bool(rules.stop_strings),
+            text=prompt.text,
         )
         return Job(request, rules)
 
@@ -268,7 +285,7 @@ class Service:
                         if chunk.token_ids:
                             break
                         continue
-                    observed.tokens(len(chunk.token_ids))
+                    observed.tokens(len(chunk.token_ids) or bool(chunk.text))
                     text, tokens = answer.push(chunk)
                     yield Delta(index, text, tokens, answer, chunk.prompt_logprobs)
                     # The backend ends by itself at its limit and end tokens; cancelling it in that very moment would

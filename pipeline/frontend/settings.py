@@ -27,7 +27,9 @@ class FrontendSettings:
         model: Triton model that takes token ids.
         served_model: The name clients use; the tokenizer folder's name when empty.
         aliases: Further names clients may use.
-        lora: Client-side model name to ``lora_task_id``; the weights are loaded by the server's own means.
+        lora: Client-side model name to ``lora_task_id``.
+        lora_weights: The same names to folders with ``model.lora_weights.npy`` and ``model.lora_config.npy``, which
+            are sent with the first request of an adapter. Without one the server must know the adapter already.
         target: What answers, shown in ``/v1/models``: ``engine``, ``llmapi`` or ``reference``.
         created: Unix seconds for ``/v1/models``; 0 means the start of the server.
         host: Address to listen on.
@@ -51,6 +53,9 @@ class FrontendSettings:
         max_queued: Sequences that may wait for a place; beyond it 429.
         queue_timeout_s: A sequence that waits longer gets 503.
         health_period_s: Pause between two looks at each Triton server.
+        probe_period_s: A server that has answered nothing for so long is asked for one token by the health check;
+            0 trusts its own word.
+        stall_timeout_s: A server that does not answer that question for so long is not ready.
         connect_timeout_s: How long a look at a Triton server may take.
         drain_s: How long open streams may go on after SIGTERM.
         log_format: Access log: ``json`` lines, ``text`` lines, or ``none``.
@@ -63,6 +68,7 @@ class FrontendSettings:
     served_model: str = ""
     aliases: tuple[str, ...] = ()
     lora: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    lora_weights: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     target: str = ""
     created: int = 0
     host: str = "127.0.0.1"
@@ -85,6 +91,8 @@ class FrontendSettings:
     max_queued: int = 4096
     queue_timeout_s: float = 300.0
     health_period_s: float = 2.0
+    probe_period_s: float = 30.0
+    stall_timeout_s: float = 30.0
     connect_timeout_s: float = 5.0
     drain_s: float = 30.0
     log_format: LogFormat = "json"
@@ -160,6 +168,8 @@ def _convert(kind: str, value: Any, base: Path) -> Any:
         return base / Path(value).expanduser()
     if kind == "tuple[str, ...]" and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
         return tuple(value)
+    if kind == "Mapping[str, Path]" and isinstance(value, Mapping):
+        return {str(name): base / Path(folder).expanduser() for name, folder in value.items()}
     if kind == "Mapping[str, int]" and isinstance(value, Mapping):
         return {str(name): int(number) for name, number in value.items()}
     if kind in ("str", "ToolParserName", "LogFormat") and isinstance(value, str):
@@ -196,4 +206,7 @@ def _problems(settings: FrontendSettings) -> list[Finding]:
         value = getattr(settings, key)
         if value is not None and value < 1:
             found.append(_finding(key, f"{value} is too small, expected at least 1"))
+    for name in settings.lora_weights:
+        if name not in settings.lora:
+            found.append(_finding("lora_weights", f"{name!r} has weights but no task id in lora"))
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -26,6 +26,8 @@ from pipeline.frontend.backend import (
     PromptRejected,
 )
 from pipeline.frontend.http2 import CallFailed, Connection
+from pipeline.frontend.lora import NOT_CACHED, Adapter
+from pipeline.frontend.triton_text import TextInterface
 from pipeline.frontend.triton_wire import ModelInterface
 
 _log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class TritonBackend:
         gathered_logits: bool = False,
         timeout_s: float = 5.0,
         vocab_size: int | None = None,
+        adapters: Mapping[int, Adapter] | None = None,
     ) -> None:
         """Remember where the model is; connecting happens with the first call.
 
@@ -68,15 +71,18 @@ class TritonBackend:
             gathered_logits: The engine gathers context and generation logits.
             timeout_s: Limit of calls that do not generate.
             vocab_size: Length of a logit bias where the model does not say it.
+            adapters: Task id to the weights that are sent with the first request for it.
         """
         self.address = address
         self._model = model
         self._gathered_logits = gathered_logits
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
+        self._adapters = adapters or {}
+        self._known_adapters: set[int] = set()
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
-        self._interface: ModelInterface | None = None
+        self._interface: ModelInterface | TextInterface | None = None
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
 
@@ -84,15 +90,40 @@ class TritonBackend:
         """Say what the model can do."""
         return (await self._read_interface()).features
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer in parts; closing the iterator cancels the call.
 
         Responses that arrived together are one part.
         """
+        task_id = request.lora_task_id
+        if task_id is None or task_id not in self._adapters:
+            return self._generate(request)
+        return self._generate_adapted(request, task_id)
+
+    async def _generate_adapted(self, request: GenerateRequest, task_id: int) -> AsyncGenerator[Chunk, None]:
+        """Send an adapter's weights with its first request, and again when the server has dropped them."""
+        adapter = self._adapters[task_id]
+        if task_id in self._known_adapters:
+            try:
+                async with aclosing(self._generate(request)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except AdapterUnknown:  # said before the first token
+                self._known_adapters.discard(task_id)
+        async with aclosing(self._generate(request, adapter)) as chunks:
+            async for chunk in chunks:
+                self._known_adapters.add(task_id)
+                yield chunk
+
+    async def _generate(self, request: GenerateRequest, adapter: Adapter | None = None) -> AsyncGenerator[Chunk, None]:
         from tritonclient.grpc import service_pb2
 
         interface = self._interface or await self._read_interface()
-        message = interface.encode(request).SerializeToString()
+        if isinstance(interface, ModelInterface):
+            message = interface.encode(request, adapter).SerializeToString()
+        else:
+            message = interface.encode(request).SerializeToString()
         read = service_pb2.ModelStreamInferResponse.FromString
         first = True
         try:
@@ -151,7 +182,7 @@ class TritonBackend:
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self._stub
 
-    async def _read_interface(self) -> ModelInterface:
+    async def _read_interface(self) -> ModelInterface | TextInterface:
         from tritonclient.grpc import service_pb2
 
         try:
@@ -161,10 +192,16 @@ class TritonBackend:
         except grpc.aio.AioRpcError as error:
             message = f"cannot read the configuration of {self._model} from {self.address}: {error.details()}"
             raise BackendUnavailable(message) from error
-        interface = ModelInterface.from_config(
-            reply.config, gathered_logits=self._gathered_logits, vocab_size=self._vocab_size
-        )
-        missing = {"input_ids", "input_lengths", "request_output_len"} - set(interface.inputs)
+        names = {tensor.name for tensor in reply.config.input}
+        interface: ModelInterface | TextInterface
+        if "text_input" in names:
+            interface = TextInterface.from_config(reply.config)
+            missing = {"max_tokens"} - names
+        else:
+            interface = ModelInterface.from_config(
+                reply.config, gathered_logits=self._gathered_logits, vocab_size=self._vocab_size
+            )
+            missing = {"input_ids", "input_lengths", "request_output_len"} - names
         if missing:
             raise BackendUnavailable(f"{self._model} on {self.address} lacks the inputs {sorted(missing)}")
         self._interface = interface
@@ -176,6 +213,10 @@ class TritonBackend:
         return classify(text)
 
 
+class AdapterUnknown(BackendError):
+    """The server does not hold the weights of an adapter."""
+
+
 def joined(chunks: Sequence[Chunk]) -> Chunk:
     """Return consecutive chunks as one."""
     return Chunk(
@@ -183,6 +224,8 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         logprobs=[entry for chunk in chunks for entry in chunk.logprobs],
         prompt_logprobs=chunks[0].prompt_logprobs,
         finish_reason=chunks[-1].finish_reason,
+        text=None if chunks[0].text is None else "".join(chunk.text or "" for chunk in chunks),
+        text_tokens=None if chunks[0].text_tokens is None else sum(chunk.text_tokens or 0 for chunk in chunks),
     )
 
 
@@ -191,6 +234,8 @@ def classify(text: str) -> BackendError:
     match = _TOO_LONG.search(text)
     if match:
         return PromptRejected(f"The prompt has {match[1]} tokens; the model takes at most {match[2]}.")
+    if NOT_CACHED.search(text):
+        return AdapterUnknown(text)
     match = _BAD_GUIDE.search(text)
     if match:
         return PromptRejected(f"response_format (or a tool's schema) is {match[1][:400]}")

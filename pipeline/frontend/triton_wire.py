@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pipeline.frontend.backend import Chunk, Features, GenerateRequest, Logprob, PromptRejected
 from pipeline.frontend.logits import score
+from pipeline.frontend.lora import Adapter
 
 _log = logging.getLogger(__name__)
 
@@ -68,14 +69,7 @@ class ModelInterface:
             gathered_logits: The engine behind the model gathers context and generation logits.
             vocab_size: Length of a logit bias where the parameters do not say it.
         """
-        from tritonclient.grpc import model_config_pb2
-
-        def datatype(number: int) -> str:
-            name = str(model_config_pb2.DataType.Name(number)).removeprefix("TYPE_")
-            return "BYTES" if name == "STRING" else name
-
-        inputs = {tensor.name: TensorSpec(datatype(tensor.data_type), len(tensor.dims)) for tensor in config.input}
-        outputs = {tensor.name: datatype(tensor.data_type) for tensor in config.output}
+        inputs, outputs = declared(config)
         parameters = {key: value.string_value for key, value in config.parameters.items()}
         if vocab_size is not None:
             parameters.setdefault("vocab_size", str(vocab_size))
@@ -91,8 +85,12 @@ class ModelInterface:
             logits=logits,
         )
 
-    def encode(self, request: GenerateRequest) -> Any:
+    def encode(self, request: GenerateRequest, adapter: Adapter | None = None) -> Any:
         """Return the ``ModelInferRequest``.
+
+        Args:
+            request: What to generate.
+            adapter: Weights to send along with the request's ``lora_task_id``.
 
         Raises:
             PromptRejected: A field was asked for that this model has no input for.
@@ -100,13 +98,17 @@ class ModelInterface:
         from tritonclient.grpc import service_pb2
 
         message = service_pb2.ModelInferRequest(model_name=self.model, id=request.request_id)
-        for name, value in self._values(request).items():
+        values = self._values(request)
+        if adapter is not None:
+            self._put_optional(values, "lora_weights", adapter.weights, None)
+            self._put_optional(values, "lora_config", adapter.config, None)
+        for name, value in values.items():
             spec = self.inputs[name]
             array = np.asarray(value)
             shape = array.shape or (1,)
             tensor = message.inputs.add(name=name, datatype=spec.datatype)
             tensor.shape.extend((1, *shape) if self.batched else shape)
-            message.raw_input_contents.append(_pack(array, spec.datatype))
+            message.raw_input_contents.append(pack(array, spec.datatype))
         for name in self._wanted_outputs(request):
             message.outputs.add(name=name)
         return message
@@ -187,7 +189,7 @@ class ModelInterface:
 
     def _put_optional(self, values: dict[str, Any], field: str, value: Any, neutral: Any) -> None:
         """Set an input; a model without it can only serve the neutral value."""
-        if not self._put(values, field, value) and value != neutral:
+        if not self._put(values, field, value) and (neutral is None or value != neutral):
             raise PromptRejected(f"The model {self.model!r} does not support {field}.")
 
     def _bias(self, bias: dict[int, float]) -> npt.NDArray[np.float32]:
@@ -254,6 +256,18 @@ class ModelInterface:
         return np.frombuffer(raw[name], np.float16 if self.outputs[name] == "FP16" else np.float32)
 
 
+def declared(config: Any) -> tuple[dict[str, TensorSpec], dict[str, str]]:
+    """Return the inputs and the datatypes of the outputs that a ``ModelConfig`` message declares, by name."""
+    from tritonclient.grpc import model_config_pb2
+
+    def datatype(number: int) -> str:
+        name = str(model_config_pb2.DataType.Name(number)).removeprefix("TYPE_")
+        return "BYTES" if name == "STRING" else name
+
+    inputs = {tensor.name: TensorSpec(datatype(tensor.data_type), len(tensor.dims)) for tensor in config.input}
+    return inputs, {tensor.name: datatype(tensor.data_type) for tensor in config.output}
+
+
 def _features(
     inputs: dict[str, TensorSpec], outputs: dict[str, str], parameters: dict[str, str], *, logits: bool
 ) -> Features:
@@ -286,11 +300,15 @@ _NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "UINT32": np.uint32, "INT64": np.
           "FP16": np.float16, "FP32": np.float32, "UINT8": np.uint8}  # fmt: skip
 
 
-def _pack(array: npt.NDArray[Any], datatype: str) -> bytes:
+def pack(array: npt.NDArray[Any], datatype: str) -> bytes:
     """Return the raw contents of a tensor."""
     if datatype == "BYTES":
         data = str(array).encode("utf-8")
         return len(data).to_bytes(4, "little") + data
+    if datatype == "BF16":
+        import ml_dtypes
+
+        return array.astype(ml_dtypes.bfloat16).tobytes()
     return array.astype(_NUMPY[datatype]).tobytes()
 
 

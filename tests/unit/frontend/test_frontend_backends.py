@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from frontend_fakes import ScriptedBackend
+from frontend_fakes import TOKENIZERS, ScriptedBackend
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from pipeline.engines.reference.request import Sampling
+from pipeline.errors import SourceError
 from pipeline.frontend.backend import (
     BackendError,
     BackendOverloaded,
@@ -21,9 +24,13 @@ from pipeline.frontend.backend import (
     Logprob,
     PromptRejected,
 )
-from pipeline.frontend.backend_pool import BackendPool
+from pipeline.frontend.backend_pool import BackendPool, Probe
+from pipeline.frontend.generation import Answer, EndRules
 from pipeline.frontend.logits import score
+from pipeline.frontend.lora import read_adapter
+from pipeline.frontend.tokenizer import Tokenizer
 from pipeline.frontend.triton_backend import TritonBackend, classify
+from pipeline.frontend.triton_text import TextInterface
 from pipeline.frontend.triton_wire import ModelInterface
 
 BASE = {"input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32", "streaming": "BOOL"}
@@ -240,6 +247,133 @@ def test_pool_prefers_the_least_loaded_and_moves_on_when_one_is_away() -> None:
         assert all(member.running == 0 for member in pool.members)
 
     asyncio.run(go())
+
+
+def test_a_server_that_makes_no_tokens_is_not_ready_until_it_does_again() -> None:
+    class Stalling(ScriptedBackend):
+        """Says that it is ready, and answers only while ``open``."""
+
+        open = asyncio.Event()
+
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+            await self.open.wait()
+            async for chunk in super().generate(request):
+                yield chunk
+
+    async def go() -> None:
+        backend = Stalling(lambda _: [9])
+        backend.open = asyncio.Event()
+        probe = Probe(request(), period_s=0.05, timeout_s=0.1)
+        pool = BackendPool([("a", backend)], period_s=60, probe=probe)
+        assert not await pool.is_ready(), "it has not made a token yet"
+        backend.open.set()
+        assert await pool.is_ready()
+        made = len(backend.requests)
+        assert await pool.is_ready()
+        assert len(backend.requests) == made, "a fresh sign of life counts"
+        backend.open.clear()
+        await asyncio.sleep(0.06)
+        assert not await pool.is_ready(), "it did not answer within the time it has"
+        backend.open.set()
+        assert await pool.is_ready()
+        backend.ready = False
+        assert not await pool.is_ready()
+        backend.ready, backend.failure = True, BackendError("broken")
+        assert not await pool.is_ready(), "after a restart it has to prove itself again"
+        backend.failure = None
+        assert await pool.is_ready()
+        await pool.close()
+
+    asyncio.run(go())
+
+
+def text_interface(*inputs: str, outputs: Sequence[str] = ("text_output",)) -> TextInterface:
+    config = model_config_pb2.ModelConfig(name="ensemble", max_batch_size=4)
+    config.model_transaction_policy.decoupled = True
+    kinds = {"text_input": "STRING", "stream": "BOOL", "temperature": "FP32", "top_p": "FP32", "random_seed": "UINT64"}
+    for name in ("text_input", "max_tokens", "stream", "temperature", "top_k", "top_p", *inputs):
+        config.input.add(name=name, data_type=f"TYPE_{kinds.get(name, 'INT32')}", dims=[1])
+    for name in outputs:
+        config.output.add(name=name, data_type="TYPE_STRING" if name == "text_output" else "TYPE_INT32", dims=[-1])
+    return TextInterface.from_config(config)
+
+
+def test_a_text_model_gets_text_under_its_own_names() -> None:
+    known = text_interface("random_seed", "end_id")
+    values = sent(known.encode(request(text="Hé", end_id=2, sampling=Sampling(temperature=0.5, top_p=0.9, seed=7))))
+    assert values["text_input"] == ("BYTES", [1, 1], "Hé")
+    assert values["random_seed"] == ("UINT64", [1, 1], [7])
+    assert {
+        name: value[2] for name, value in values.items() if name in ("max_tokens", "top_k", "stream", "end_id")
+    } == {
+        "max_tokens": [4],
+        "top_k": [0],
+        "stream": [True],
+        "end_id": [2],
+    }
+    assert sent(known.encode(request(text="a")))["top_k"][2] == [1], "temperature 0 is greedy"
+    with pytest.raises(PromptRejected, match="presence_penalty"):
+        known.encode(request(text="a", sampling=Sampling(presence_penalty=1.0)))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_text_of_a_text_model_is_cut_and_counted(counts: bool) -> None:
+    known = text_interface(
+        *(["return_num_output_tokens"] if counts else []), outputs=("text_output", "num_output_tokens")
+    )
+    response = service_pb2.ModelInferResponse()
+    for name, data in (("text_output", b"\2\0\0\0ab"), ("num_output_tokens", b"\3\0\0\0")):
+        response.outputs.add(name=name)
+        response.raw_output_contents.append(data)
+    chunk = known.decode(response, request(), first=True)
+    assert chunk == Chunk((), text="ab", text_tokens=3 if counts else None)
+    tokenizer = Tokenizer(TOKENIZERS / "byte_level")
+    answer = Answer(tokenizer, EndRules(max_tokens=50, stop_strings=("STOP",)))
+    shown = [answer.push(part)[0] for part in (chunk, Chunk((), text="ST"), Chunk((), text="OP more"))]
+    assert "".join(shown) == "ab"
+    assert (answer.finish_reason, answer.cut) == ("stop", True)
+    assert answer.completion_tokens >= (3 if counts else 1)
+
+
+def test_an_adapter_is_sent_once_and_again_when_the_server_dropped_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "model.lora_weights.npy", np.ones((1, 2, 6), np.float32))
+    np.save(tmp_path / "model.lora_config.npy", np.ones((1, 2, 3), np.int32))
+    adapter = read_adapter(tmp_path)
+    inputs = {**BASE, "lora_task_id": "UINT64", "lora_weights": "FP16", "lora_config": "INT32"}
+    known = interface(inputs)
+    message = known.encode(request(lora_task_id=3), adapter)
+    tensors = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in message.inputs}
+    assert tensors["lora_weights"] == ("FP16", [1, 2, 6])
+    assert tensors["lora_config"] == ("INT32", [1, 2, 3])
+    assert "lora_weights" not in sent(known.encode(request(lora_task_id=3)))
+    with pytest.raises(PromptRejected, match="lora_weights"):
+        interface({**BASE, "lora_task_id": "UINT64"}).encode(request(lora_task_id=3), adapter)
+
+    calls: list[bool] = []
+
+    class Dropping(TritonBackend):
+        async def _generate(self, request: GenerateRequest, adapter: Any = None) -> AsyncGenerator[Chunk, None]:
+            calls.append(adapter is not None)
+            if adapter is None and len(calls) > 2:
+                raise classify("LoRA task 3 not found in cache. Please send LoRA weights with request")
+            yield Chunk([1])
+
+    async def go() -> None:
+        backend = Dropping("127.0.0.1:9", "m", adapters={3: adapter})
+        for _ in range(3):
+            assert [chunk async for chunk in backend.generate(request(lora_task_id=3))] == [Chunk([1])]
+
+    asyncio.run(go())
+    assert calls == [True, False, False, True]
+
+
+def test_an_adapter_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="lora_weights"):
+        read_adapter(tmp_path)
+    np.save(tmp_path / "model.lora_weights.npy", np.ones((1, 2, 6), np.float32))
+    np.save(tmp_path / "model.lora_config.npy", np.ones((1, 3, 3), np.int32))
+    with pytest.raises(SourceError, match="as many rows"):
+        read_adapter(tmp_path)
 
 
 def test_triton_that_is_away_is_unavailable() -> None:

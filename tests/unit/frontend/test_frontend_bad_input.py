@@ -319,6 +319,39 @@ def test_empty_key_file_is_refused_at_start(make_bench: MakeBench, tmp_path: Pat
         make_bench(api_keys_file=tmp_path / "keys").app()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [False, True])
+def test_log_tells_model_tokens_and_reason(
+    make_bench: MakeBench, caplog: pytest.LogCaptureFixture, stream: bool, prompts: bool
+) -> None:
+    bench = make_bench(log_format="json", log_prompts=prompts)
+    app = bench.app()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "secret words"}], "stream": stream}
+    plain = {"model": "tiny", "prompt": ["secret words", "more"], "max_tokens": 1, "stream": stream}
+    with caplog.at_level(logging.INFO):
+        post(app, "/v1/chat/completions", chat)
+        post(app, "/v1/completions", plain)
+        post(app, "/v1/completions", {"model": "other", "prompt": "x"})
+    first, second, third = (record for record in caplog.records if record.name == "pipeline.frontend.access")
+    assert (first.model, first.stream, first.finish_reason) == ("tiny", stream, "stop")
+    assert first.completion_tokens == len(bench.answer_ids) - 1
+    assert first.prompt_tokens == len(bench.backend.requests[0].token_ids)
+    assert (second.finish_reason, second.completion_tokens) == ("length", 2)
+    assert getattr(second, "prompts", None) == (["secret words", "more"] if prompts else None)
+    assert third.status == 404 and not hasattr(third, "model")
+    assert prompts or "secret" not in "".join(str(record.__dict__) for record in caplog.records)
+
+
+def test_an_adapter_by_name_needs_a_model_that_takes_adapters(make_bench: MakeBench) -> None:
+    bench = make_bench(lora={"sql": 7})
+    assert post(bench.app(), "/v1/completions", {"model": "sql", "prompt": "a"}).status_code == 200
+    assert bench.backend.requests[-1].lora_task_id == 7
+    bench.with_features(lora=False)
+    answer = post(bench.app(), "/v1/completions", {"model": "sql", "prompt": "a"})
+    assert answer.status_code == 400 and "takes no LoRA adapters" in answer.text
+    assert post(bench.app(), "/v1/completions", {"model": "tiny", "prompt": "a"}).status_code == 200
+
+
 def test_log_has_request_ids_and_no_prompt(make_bench: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
     app = make_bench(log_format="json").app()
     with caplog.at_level(logging.INFO):
