@@ -130,7 +130,8 @@ def _search(weights: Mapping[str, F32], moments: _Moments, group: int, dtype: np
     best = np.inf
     prequant: F32 = np.ones_like(mean)
     for candidate in _candidates(mean, _relative_magnitude(compared, group), dtype):
-        change = compared - _rounded(compared, candidate, _amax(compared / candidate, group))
+        smoothed: F32 = compared / candidate
+        change = compared - _rounded(compared, candidate, _amax(smoothed, group))
         loss = float(np.einsum("nk,nk->", change @ second, change, dtype=np.float64))
         if loss < best:
             best, prequant = loss, candidate

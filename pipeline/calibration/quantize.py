@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,9 +70,21 @@ class QuantizationReport:
     calibration: Mapping[str, Any]
 
 
-def needs_calibration(options: ConvertOptions) -> bool:
-    """Say whether a conversion needs measured ranges it does not have yet."""
-    return options.ranges is None and (options.quant in _MEASURED or options.kv_cache is not None)
+def needs_calibration(options: ConvertOptions, source_tensors: Iterable[str]) -> bool:
+    """Say whether a conversion needs measured ranges it does not have yet.
+
+    Args:
+        options: Of the conversion.
+        source_tensors: Names in the source: one that is quantized may bring the scales of activations and cache.
+    """
+    if options.ranges is not None:
+        return False
+    names = set(source_tensors)
+    has_inputs = any(name.endswith(".input_scale") for name in names)
+    has_cache = any(name.endswith((".k_scale", ".v_scale")) for name in names)
+    measures_inputs = options.quant in _MEASURED and not (options.quant == "fp8" and has_inputs)
+    measures_cache = options.kv_cache is not None and not (options.kv_cache == "fp8" and has_cache)
+    return measures_inputs or measures_cache
 
 
 def quantize_checkpoint(

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import engine_parts, schema, spec
+from pipeline.errors import ConfigError, Finding
 from pipeline.facts import precisions
 from pipeline.facts.architecture import Architecture
 from pipeline.facts.published import SourceQuantization
-
-DEFAULT_ALPHA = 0.5
 
 
 def precision(
@@ -38,14 +37,13 @@ def precision(
         algorithm = precisions.SMOOTHQUANT[per_channel, per_token]
     if config.from_checkpoint and algorithm is None and published is not None:
         algorithm = published.algorithm
-    is_smooth = algorithm is not None and algorithm.startswith("W8A8_SQ")
     return spec.Precision(
         name=name,
         dtype=config.dtype,
         quant_algo=algorithm,
         kv_cache=None if config.kv_cache == "auto" else config.kv_cache.upper(),
         group_size=_group_size(config, algorithm, published, shape, tp),
-        alpha=DEFAULT_ALPHA if is_smooth and config.alpha is None else config.alpha,
+        alpha=config.alpha,
         per_channel=per_channel,
         per_token=per_token,
         quantize_lm_head=config.quantize_lm_head,
@@ -94,6 +92,12 @@ def build(config: schema.BuildConfig) -> engine_parts.Build:
 def speculative(config: schema.SpeculativeConfig) -> engine_parts.Speculative | None:
     """Return the speculation, or None for plain decoding."""
     if config.mode == "none":
+        given = {key: value for key, value in _values(config).items() if key != "mode" and value}
+        if given:
+            key = next(iter(given))
+            message = f"speculative.{key}={given[key]} without a mode: nothing would speculate"
+            finding = Finding("draft-len-without-mode", "error", f"speculative.{key}", message, "speculative=lookahead")
+            raise ConfigError(message, hint=finding.hint, findings=[finding])
         return None
     return engine_parts.Speculative(**{**_values(config), "path": absolute(config.path)})
 
@@ -101,6 +105,10 @@ def speculative(config: schema.SpeculativeConfig) -> engine_parts.Speculative | 
 def lora(config: schema.LoraConfig) -> engine_parts.Lora | None:
     """Return the adapters, their rank read from their own configuration, or None."""
     if not config.enabled:
+        if config.adapters or config.target_modules or config.dora:
+            message = "lora.adapters, lora.target_modules and lora.dora are ignored without the LoRA plugin"
+            finding = Finding("lora-plugin-off", "error", "lora", message, "lora=enabled")
+            raise ConfigError(message, hint=finding.hint, findings=[finding])
         return None
     adapters = tuple(absolute(path) for path in config.adapters)
     documents = [_adapter_config(Path(path)) for path in adapters]

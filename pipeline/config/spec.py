@@ -96,7 +96,7 @@ class Precision:
         quant_algo: Name in the checkpoint's ``quantization`` block (``W8A16``, ``FP8`` …); None when not quantized.
         kv_cache: ``INT8``, ``FP8`` or None (the dtype), as ``kv_cache_quant_algo`` in the checkpoint.
         group_size: Weights that share a scale, for group-wise methods; 0 otherwise.
-        alpha: Smoothing strength of SmoothQuant, 0 to 1; None for other methods.
+        alpha: Smoothing strength of SmoothQuant, 0 to 1; None leaves it to the tool (natively the calibration loss).
         per_channel: SmoothQuant with a scale per output channel of the weights; part of ``quant_algo``.
         per_token: SmoothQuant with activations scaled per token; likewise.
         quantize_lm_head: The head is quantized too, where the tool can.

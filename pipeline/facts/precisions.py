@@ -66,6 +66,22 @@ FP8_FAMILY = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A8_AWQ", "NVFP4")
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 
+# Families that the converter of this project quantizes, by algorithm; algorithms that are not here work for all.
+_GATED = ("llama", "mistral", "qwen2", "qwen3")
+_DENSE = (*_GATED, "gemma", "gemma2", "gemma3", "phi3", "gpt2")
+NATIVE_KV_CACHE = (*_GATED, "gemma", "gemma2", "gemma3")
+# Published quantizations that it cannot take over, by :class:`~pipeline.facts.published.SourceQuantization` kind.
+UNREAD_SOURCES = ("fp8_block", "nvfp4", "bitsandbytes", "hqq", "aqlm", "quip")
+
+
+def native_families(algorithm: str | None) -> tuple[str, ...]:
+    """Return the families for which this project's converter makes an algorithm; empty for all."""
+    if algorithm is None:
+        return ()
+    if algorithm in ("W8A16", "W4A16"):
+        return _DENSE
+    return ("llama", "mistral") if algorithm in SMOOTHQUANT.values() else _GATED
+
 
 def generation(sm: int) -> str | None:
     """Return the GPU generation of a compute capability (90 for 9.0), or None below Ampere."""

@@ -173,6 +173,7 @@ class _Step:
                     inputs={input_name: result.path for input_name, result in self._inputs.items()},
                     records=self._records,
                     out=folder,
+                    scratch=self._store.scratch(self._key),
                     log=log,
                     log_path=log_path,
                     progress=_Progress(name, self._emit),
@@ -189,6 +190,7 @@ class _Step:
                     seconds=time.monotonic() - self._started,
                     log=log_path,
                 )
+                self._store.discard(self._store.scratch(self._key))
                 log.info("done: artefact %s, %d bytes", hit.record.artefact, hit.record.size_bytes)
         return hit
 

@@ -29,6 +29,8 @@ class StageContext:
         records: What is known of the same stages: digests, files, facts. A stage sees what it declares, because its key
             covers just that.
         out: Empty folder to write into; published by the store when ``run`` returns and ``check`` agrees.
+        scratch: Folder for intermediate results. It outlives a failed or killed try, and the next one of the same key
+            gets it back; it is removed when the output is published.
         log: Goes to the stage's log file.
         log_path: That file, for the output of started programs.
         progress: Reports how far the stage is.
@@ -39,6 +41,7 @@ class StageContext:
     inputs: Mapping[str, Path]
     records: Mapping[str, Record]
     out: Path
+    scratch: Path
     log: logging.Logger
     log_path: Path
     progress: Progress

@@ -163,6 +163,7 @@ def garbage(store: Store) -> Garbage:
         paths += [path for path in store.actions.glob(".*.tmp")]
         paths += [folder for folder in _artefact_folders(store) if folder.name not in artefacts]
         paths += [path for path in (store.root / "locks").glob("*.lock") if path.stem not in keys]
+        paths += list(store.scratches.glob("*"))
         oldest = time.time() - _KEEP_LOGS_S
         paths += [p for p in store.logs.glob("*/*") if p not in logs and p.stat().st_mtime < oldest]
         # A file that a kept artefact shares gives nothing back.

@@ -72,6 +72,7 @@ class Store:
         self._latest = self.root / "latest"
         self._staging = self.root / "staging"
         self._locks = self.root / "locks"
+        self.scratches = self.root / "scratch"
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -209,6 +210,13 @@ class Store:
                 files.remove_tree(folder)
                 lock.unlink()
             os.close(fd)
+
+    def scratch(self, key: str) -> Path:
+        """Return the folder for intermediate results of a key, which is kept until the key has a result.
+
+        Not made here: most work has none. Only one process at a time works at a key (:meth:`building`).
+        """
+        return self.scratches / key
 
     def publish(
         self,

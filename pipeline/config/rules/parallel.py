@@ -20,7 +20,7 @@ def tensor_parallel(spec: Spec) -> Iterator[Finding]:
     shape = spec.model.architecture
     if shape is None:
         return
-    for rule, message in _tp_problems(shape, spec.parallel.tp):
+    for rule, message in _tp_problems(shape, spec.parallel.tp, _mlp_split(spec)):
         sizes = ", ".join(str(tp) for tp in valid_tp(shape))
         yield Finding(rule, "error", "parallel.tp", message, f"valid sizes for {spec.model.name}: {sizes}")
 
@@ -58,11 +58,7 @@ def quantized_widths(spec: Spec) -> Iterator[Finding]:
     shape, algorithm, tp = spec.model.architecture, spec.precision.quant_algo, spec.parallel.tp
     if shape is None or algorithm is None or list(_tp_problems(shape, tp)):
         return
-    widths = {
-        "hidden size": shape.hidden_size,
-        "attention output": shape.num_heads * shape.head_size // tp,
-        "MLP width": shape.intermediate_size // tp,
-    }
+    widths = {**shape.rank_widths(tp), "MLP width": shape.intermediate_size // _mlp_split(spec)}
     is_grouped = algorithm in precisions.GROUPED and spec.precision.group_size > 0
     step = spec.precision.group_size if is_grouped else 16 if algorithm in precisions.FP8_FAMILY else 1
     for name, width in widths.items():
@@ -70,6 +66,9 @@ def quantized_widths(spec: Spec) -> Iterator[Finding]:
             what = f"precision.group_size={step}" if is_grouped else f"{step}, as {algorithm} kernels want"
             good = [size for size in valid_tp(shape) if _divides(shape, size, step)]
             advice = f"parallel.tp of {', '.join(map(str, good))}" if good else "another precision"
+            smaller = [s for s in precisions.GROUP_SIZES if is_grouped and not any(w % s for w in widths.values())]
+            if smaller:
+                advice = f"precision.group_size={smaller[0]}, or {advice}"
             yield Finding(
                 "group-size" if is_grouped else "width-16",
                 "error",
@@ -88,14 +87,26 @@ def gpu_count(spec: Spec) -> Iterator[Finding]:
 
 
 def reference_ranks(spec: Spec) -> Iterator[Finding]:
-    """The rehearsal is one process."""
-    if spec.target.resolved == "reference" and spec.parallel.world_size > 1:
-        parallel = spec.parallel
-        message = f"the reference target runs one rank, not tp={parallel.tp} pp={parallel.pp} cp={parallel.cp}"
-        yield Finding("reference-ranks", "error", "parallel", message, "parallel=single")
+    """The rehearsal joins the ranks of a checkpoint; it has no context parallelism and no experts dealt out whole."""
+    parallel = spec.parallel
+    if spec.target.resolved != "reference":
+        return
+    for name, value in (("cp", parallel.cp), ("moe_ep", parallel.moe_ep or 1)):
+        if value > 1:
+            message = f"the reference target joins tensor and pipeline parallel ranks, not parallel.{name}={value}"
+            yield Finding("reference-ranks", "error", f"parallel.{name}", message, f"parallel.{name}=1")
 
 
-def _tp_problems(shape: Architecture, tp: int) -> Iterator[tuple[str, str]]:
+def _mlp_split(spec: Spec) -> int:
+    """Return over how many ranks one MLP lies: experts may be dealt out whole instead."""
+    parallel = spec.parallel
+    if parallel.moe_tp:
+        return parallel.moe_tp
+    return max(1, parallel.tp // parallel.moe_ep) if parallel.moe_ep else parallel.tp
+
+
+def _tp_problems(shape: Architecture, tp: int, mlp_tp: int | None = None) -> Iterator[tuple[str, str]]:
+    mlp_tp = mlp_tp or tp
     kv = shape.num_kv_heads
     if shape.num_heads % tp:
         yield "tp-heads", f"{shape.num_heads} attention heads do not divide by parallel.tp={tp}"
@@ -103,8 +114,9 @@ def _tp_problems(shape: Architecture, tp: int) -> Iterator[tuple[str, str]]:
         yield "tp-kv-heads", f"{kv} key/value heads neither divide by parallel.tp={tp} nor divide it"
     if shape.hidden_size % tp:
         yield "tp-hidden", f"hidden size {shape.hidden_size} does not divide by parallel.tp={tp}"
-    if shape.intermediate_size % tp:
-        yield "tp-mlp", f"MLP width {shape.intermediate_size} does not divide by parallel.tp={tp}"
+    if shape.intermediate_size % mlp_tp:
+        split = f"parallel.tp={tp}" if mlp_tp == tp else f"the tensor parallel size inside experts, {mlp_tp}"
+        yield "tp-mlp", f"MLP width {shape.intermediate_size} does not divide by {split}"
 
 
 def _divides(shape: Architecture, tp: int, step: int) -> bool:

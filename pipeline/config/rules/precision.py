@@ -8,8 +8,6 @@ from pipeline.config.spec import Spec
 from pipeline.errors import Finding
 from pipeline.facts import precisions
 
-# What the CPU engine computes from today.
-REFERENCE_PRECISIONS = ("fp16", "bf16")
 # Option names by algorithm, for advice.
 _OPTIONS = {
     "W8A16": "int8",
@@ -21,22 +19,28 @@ _OPTIONS = {
 }
 
 
-def reference_precision(spec: Spec) -> Iterator[Finding]:
-    """The rehearsal runs unquantized checkpoints."""
-    if spec.target.resolved != "reference":
+def native_precision(spec: Spec) -> Iterator[Finding]:
+    """The converter of this project quantizes some schemes for some families."""
+    if spec.converter.resolved != "native":
         return
-    precision = spec.precision
-    if precision.quant_algo or precision.from_checkpoint or precision.kv_cache:
-        wish = f"precision={precision.name}"
-        wish += f" with precision.kv_cache={precision.kv_cache.lower()}" if precision.kv_cache else ""
-        yield Finding(
-            "reference-precision",
-            "error",
-            "precision",
-            f"the reference target cannot run {wish} yet; it runs {' and '.join(REFERENCE_PRECISIONS)} with "
-            "precision.kv_cache=auto",
-            "precision=bf16, or plan for a GPU: hardware=h100_80g",
-        )
+    precision, family = spec.precision, spec.model.family
+    if precision.from_checkpoint:
+        published = spec.model.quantization
+        if published is not None and published.kind in precisions.UNREAD_SOURCES:
+            message = f"precision=from_checkpoint: the source is {published.kind}, which the native converter cannot read"
+            yield Finding("native-precision", "error", "precision", message, "start from the unquantized model")
+        return
+    wishes = [("precision", f"precision={precision.name}", precisions.native_families(precision.quant_algo))]
+    if precision.kv_cache:
+        name = precision.kv_cache.lower()
+        wishes.append(("precision.kv_cache", f"precision.kv_cache={name}", precisions.NATIVE_KV_CACHE))
+    for path, wish, families in wishes:
+        if families and family and family not in families:
+            message = f"the native converter does not do {wish} for {family} models; it does for {', '.join(families)}"
+            yield Finding("native-precision", "error", path, message, "precision=bf16 precision.kv_cache=auto")
+    if precision.quantize_lm_head:
+        message = "the native converter leaves the head in 16 bits"
+        yield Finding("native-precision", "error", "precision.quantize_lm_head", message, "quantize_lm_head=false")
 
 
 def gpu_support(spec: Spec) -> Iterator[Finding]:
@@ -86,29 +90,4 @@ def kv_cache_gpu(spec: Spec) -> Iterator[Finding]:
         )
 
 
-def kv_cache_attention(spec: Spec) -> Iterator[Finding]:
-    """Say what upstream changes silently: paged context attention, and with it cache reuse and chunked context."""
-    kv, algorithm, sm = spec.precision.kv_cache, spec.precision.quant_algo, spec.hardware.sm
-    if spec.target.resolved != "engine":
-        return
-    has_fp8_weights = algorithm in precisions.FP8_FAMILY
-    if kv == "INT8" or (kv == "FP8" and (not has_fp8_weights or (sm is not None and sm < 89))):
-        why = "an INT8 cache" if kv == "INT8" else "an FP8 cache without FP8 weights on SM 89 or newer"
-        yield Finding(
-            "paged-context-off",
-            "warning",
-            "precision.kv_cache",
-            f"{why} makes the builder turn paged context attention off: no cache reuse, no chunked context",
-            "precision.kv_cache=auto keeps both",
-        )
-    if algorithm == "FP8" and kv is None:
-        yield Finding(
-            "fp8-cache-unused",
-            "info",
-            "precision.kv_cache",
-            "FP8 weights with a 16-bit cache: the builder turns FP8 context attention off",
-            "precision.kv_cache=fp8 halves the cache and keeps it on",
-        )
-
-
-RULES = (reference_precision, gpu_support, kv_cache_gpu, kv_cache_attention)
+RULES = (native_precision, gpu_support, kv_cache_gpu)

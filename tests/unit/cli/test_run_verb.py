@@ -73,9 +73,9 @@ def test_printed_command_leaves_the_token_out(
 
 
 def test_error_finding_stops_before_any_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["target=reference", "precision=fp8"]) == 3
+    assert main(["target=reference", "precision.quantize_lm_head=true"]) == 3
     assert list(tmp_path.iterdir()) == []
-    assert "reference-precision" in capsys.readouterr().err
+    assert "native-precision" in capsys.readouterr().err
 
 
 def test_target_that_cannot_run_yet_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
