@@ -12,10 +12,13 @@ from pipeline.stages.engine_faults import engine_faults
 
 
 class ReferenceBuildStage:
-    """Output: ``engine/``, the checkpoint packed for the project's own CPU engine: same bytes, judged and served."""
+    """Output: ``engine/``, the checkpoint for the project's own CPU engine, judged and served.
+
+    The same bytes, except that weight-only checkpoints are packed here, as the engine builder would pack them.
+    """
 
     name = "build"
-    version = 1
+    version = 2
     inputs: tuple[str, ...] = ("convert",)
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
@@ -24,10 +27,15 @@ class ReferenceBuildStage:
 
     def run(self, context: StageContext) -> None:
         """Pack the checkpoint."""
+        from pipeline.checkpoint.hfconfig import load_config
+        from pipeline.checkpoint.packing import is_packable, pack_weight_only
         from pipeline.store.files import link_or_copy
 
         checkpoint, engine = context.inputs["convert"] / "checkpoint", context.out / "engine"
         engine.mkdir()
+        if is_packable(load_config(checkpoint / "config.json")):
+            pack_weight_only(checkpoint, engine)
+            return
         files = sorted(checkpoint.iterdir())
         for count, path in enumerate(files, start=1):
             link_or_copy(path, engine / path.name)

@@ -132,6 +132,9 @@ def _weight_only(bits: int) -> Callable[[LinearSource], Linear]:
     largest = 2 ** (bits - 1)
 
     def read(source: LinearSource) -> Linear:
+        name = f"{source.prefix}.weight"
+        if bits == 4 and source.checkpoint.has(name) and source.checkpoint.stored_type(name) == np.int8:
+            return Linear(_unpack_int4(source) * source.per_output("weights_scaling_factor"))
         stored = source.weight()
         if stored.dtype == np.int8:
             return Linear(_as_int8(stored) * source.per_output("weights_scaling_factor"))

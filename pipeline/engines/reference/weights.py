@@ -66,6 +66,11 @@ class Checkpoint:
         stage, local = self._locate(name)
         return int(self._ranks[stage * self.config.tp].tensor(local).size)
 
+    def stored_type(self, name: str) -> np.dtype[Any]:
+        """Return the type of the tensor on the first rank of its stage."""
+        stage, local = self._locate(name)
+        return self._ranks[stage * self.config.tp].tensor(local).dtype
+
     def vector(self, name: str, join: Join, size: int) -> npt.NDArray[np.float32]:
         """Return a tensor of one long axis, stored as [size], [1, size] or a scalar, widened to float32 [size].
 
