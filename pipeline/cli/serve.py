@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +36,14 @@ def serve(request: Request) -> int:
     """
     from pipeline.frontend.settings import FrontendSettings
     from pipeline.triton.install import ensure_tritonserver
-    from pipeline.triton.server import TritonServer
+    from pipeline.triton.server import HOST, TritonServer
 
     spec = request.spec()
     folder = Path(spec.output_dir)
     manifest = _checked_manifest(folder)
-    _require_free(spec.frontend.host, spec.frontend.port)
+    _require_free("frontend.port", spec.frontend.host, spec.frontend.port)
+    for name in ("http_port", "grpc_port", "metrics_port"):
+        _require_free(f"triton.{name}", HOST, getattr(spec.triton, name))
     triton = TritonServer(
         folder / "model_repository",
         ensure_tritonserver(),
@@ -149,14 +153,34 @@ def _checked_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _require_free(host: str, port: int) -> None:
-    from pipeline.triton.server import port_is_free
+def _require_free(setting: str, host: str, port: int) -> None:
+    """Make sure that a server can listen there, before anything is started.
 
-    if not port_is_free(port, host):
+    Raises:
+        PreflightError: It cannot; says whether port or host is the reason.
+    """
+    key = setting.rpartition(".")[0]
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in places:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.EADDRINUSE:
+            raise PreflightError(
+                f"{setting}={port} is in use on {host}",
+                hint=f"choose another with {setting}=PORT, or see who has it: ss -ltnp 'sport = :{port}'",
+            ) from error
+        if number == errno.EACCES:
+            raise PreflightError(
+                f"{setting}={port} may not be used by this user", hint=f"choose one from 1024 up: {setting}=PORT"
+            ) from error
         raise PreflightError(
-            f"frontend.port={port} is in use on {host}",
-            hint=f"choose another with frontend.port=PORT, or see who has it: ss -ltnp 'sport = :{port}'",
-        )
+            f"{key}.host={host} is no address of this machine: {error}",
+            hint=f"{key}.host=127.0.0.1 for this machine alone, {key}.host=0.0.0.0 for others too",
+        ) from error
 
 
 def _log_path(spec: Spec) -> Path:

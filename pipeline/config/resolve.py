@@ -50,6 +50,8 @@ def resolve(composed: Composed) -> spec.Spec:
         raise _contradiction("name", message)
     if not config.store.root.strip():
         raise _contradiction("store.root", "store.root is empty; expected a folder")
+    if not config.frontend.host.strip():
+        raise _contradiction("frontend.host", "frontend.host is empty; 0.0.0.0 listens to everybody")
     return spec.Spec(
         name=name,
         output_dir=str(_absolute(config.output_dir or f"dist/{name}")),

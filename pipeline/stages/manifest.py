@@ -16,6 +16,9 @@ from pipeline.store.record import Record
 SCHEMA_VERSION = 1
 NAME = "manifest.json"
 
+# Folders that servers read whole.
+_SERVED = ("model_repository", "tokenizer", "frontend")
+
 _KIND = {
     "reference": "CPU rehearsal: the checkpoint served by the project's own numpy engine; no TensorRT engine was built",
 }
@@ -85,7 +88,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def mismatches(folder: Path, files: Mapping[str, str], *, hashed_bytes: int) -> list[str]:
-    """Return how the files below ``folder`` differ from their digests: one line per missing or changed file.
+    """Return how what is served below ``folder`` differs from its digests: one line per missing, changed or added file.
 
     Args:
         folder: The exported tree.
@@ -99,4 +102,9 @@ def mismatches(folder: Path, files: Mapping[str, str], *, hashed_bytes: int) -> 
             found.append(f"{name} is missing")
         elif path.stat().st_size <= hashed_bytes and sha256_file(path) != digest:
             found.append(f"{name} was changed")
+    # A server loads every model it finds. Interpreters leave caches, which they check themselves.
+    for path in sorted(path for part in _SERVED for path in (folder / part).rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_dir() and name not in files and "__pycache__" not in path.parts:
+            found.append(f"{name} was added")
     return found

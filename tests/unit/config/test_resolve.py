@@ -130,7 +130,10 @@ def test_config_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert compose(["model=hf", f"model.path={tmp_path}"]).model.architecture is None
 
 
-@pytest.mark.parametrize(("override", "problem"), [("store.root=", "empty"), (f"name={'x' * 101}", "100 characters")])
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [("store.root=", "empty"), ("frontend.host= ", "empty"), (f"name={'x' * 101}", "100 characters")],
+)
 def test_places_that_cannot_be_are_refused(override: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         compose([override])
