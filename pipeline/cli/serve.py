@@ -54,9 +54,8 @@ def serve(request: Request) -> int:
     )
     settings = dataclasses.replace(
         FrontendSettings.from_json(folder / "frontend" / "frontend.json"),
+        **_operation(spec),
         triton=(triton.grpc_url,),
-        host=spec.frontend.host,
-        port=spec.frontend.port,
     )
     request.output.note(f"serving {folder} ({manifest['target']}, gate {manifest['gate']['verdict']})")
     request.output.note(f"starting tritonserver, log: {triton.log_path}")
@@ -89,11 +88,30 @@ def frontend(request: Request) -> int:
         model=spec.frontend.model,
         served_model=spec.frontend.served_model or emitted.get("served_model", ""),
         target=emitted.get("target", ""),
-        host=spec.frontend.host,
-        port=spec.frontend.port,
         tool_parser=spec.frontend.tool_parser,  # type: ignore[arg-type]  # the settings check it
+        **_operation(spec),
     )
     return serve_frontend(settings)
+
+
+# Settings that are the emitted artefact's, or the Triton server's that is started.
+_EMITTED = frozenset({"tokenizer", "triton", "model", "served_model", "tool_parser"})
+
+
+def _operation(spec: Spec) -> dict[str, Any]:
+    """Return what the configuration says about running the frontend, as settings."""
+    from pipeline.frontend.settings import FrontendSettings
+
+    plain = {
+        item.name: getattr(spec.frontend, item.name)
+        for item in dataclasses.fields(spec.frontend)
+        if item.name not in _EMITTED
+    }
+    # An empty path is none.
+    named = {
+        key: value for key, value in plain.items() if not (key in ("chat_template", "api_keys_file") and not value)
+    }
+    return FrontendSettings.convert(named)
 
 
 def _serve_with(triton: TritonServer, settings: FrontendSettings, on_ready: Callable[[], None]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import engine_parts, machine, resolve_engine, schema, sizing, spec
+from pipeline.config import engine_parts, machine, resolve_engine, schema, serving_parts, sizing, spec
 from pipeline.config.compose import Composed, config_error
 from pipeline.errors import ConfigError, Finding, SourceError
 from pipeline.facts import hfconfig, memory
@@ -69,12 +69,26 @@ def resolve(composed: Composed) -> spec.Spec:
         hardware=hardware,
         toolchain=_toolchain(composed),
         gate=spec.Gate(name=composed.choices["gate"], **_values(config.gate)),
-        frontend=spec.Frontend(**{**_values(config.frontend), "triton": tuple(config.frontend.triton)}),
-        triton=spec.Triton(**_values(config.triton)),
+        frontend=_frontend(config.frontend),
+        triton=serving_parts.Triton(**_values(config.triton)),
         runner=_runner(config.runner, target),
         store=spec.Store(str(_absolute(config.store.root))),
         policy=spec.Policy(name=composed.choices["policy"], **_values(config.policy)),
     )
+
+
+def _frontend(config: schema.FrontendConfig) -> serving_parts.Frontend:
+    values = {**_values(config), "triton": tuple(config.triton), "aliases": tuple(config.aliases)}
+    for name, task_id in config.lora.items():
+        if isinstance(task_id, bool) or not isinstance(task_id, int) or task_id < 0:
+            raise _contradiction(
+                f"frontend.lora.{name}", f"frontend.lora.{name}={task_id!r} must be a task id, 0 or more"
+            )
+    values["lora"] = dict(config.lora)
+    values["lora_weights"] = {name: str(_absolute(str(folder))) for name, folder in config.lora_weights.items()}
+    for name in ("chat_template", "api_keys_file"):
+        values[name] = str(_absolute(values[name])) if values[name] else ""
+    return serving_parts.Frontend(**values)
 
 
 def _source(config: schema.Config) -> spec.Source:

@@ -254,7 +254,6 @@ class GateConfig:
 class TritonConfig:
     """The Triton server that ``serve`` starts."""
 
-    host: str = "127.0.0.1"
     http_port: int = field(default=8003, metadata=between(1, 65535))
     grpc_port: int = field(default=8001, metadata=between(1, 65535))
     metrics_port: int = field(default=8002, metadata=between(1, 65535))
@@ -270,8 +269,32 @@ class FrontendConfig:
     triton: list[str] = field(default_factory=list)
     model: str = "tensorrt_llm"
     served_model: str = ""
+    aliases: list[str] = field(default_factory=list)
     tokenizer: str = ""
+    chat_template: str = ""
     tool_parser: str = field(default="none", metadata=one_of("none", "llama3", "mistral", "hermes"))
+    # Adapter name to task id, and to a folder: frontend.lora.sql=1 frontend.lora_weights.sql=/adapters/sql
+    lora: dict[str, Any] = field(default_factory=dict)
+    lora_weights: dict[str, Any] = field(default_factory=dict)
+    gathered_logits: bool = False
+    api_keys_file: str = ""
+    api_keys_env: str = ""
+    protect_metrics: bool = False
+    max_input_len: int | None = field(default=None, metadata=between(1))
+    max_body_bytes: int = field(default=16777216, metadata=between(1024))
+    body_timeout_s: float = field(default=60.0, metadata=between(0.1))
+    max_stop_chars: int = field(default=1024, metadata=between(1))
+    max_choices: int = field(default=2048, metadata=between(1))
+    max_in_flight: int = field(default=4096, metadata=between(1))
+    max_queued: int = field(default=4096, metadata=between(0))
+    queue_timeout_s: float = field(default=300.0, metadata=between(0.1))
+    health_period_s: float = field(default=2.0, metadata=between(0.1))
+    probe_period_s: float = field(default=30.0, metadata=between(0))
+    stall_timeout_s: float = field(default=30.0, metadata=between(1))
+    connect_timeout_s: float = field(default=5.0, metadata=between(0.1))
+    drain_s: float = field(default=30.0, metadata=between(0))
+    log_format: str = field(default="json", metadata=one_of("json", "text", "none"))
+    log_prompts: bool = False
 
 
 @dataclass

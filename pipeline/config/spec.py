@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.config.engine_parts import Build, Calibration, EngineTie, Lora, Speculative
 from pipeline.config.identity import as_json, collect, identity
+from pipeline.config.serving_parts import Frontend, Triton
 from pipeline.facts.architecture import Architecture
 from pipeline.facts.published import SourceQuantization
 
@@ -277,49 +278,6 @@ class Gate:
     top1_agreement_min: float | None = field(metadata=identity("validate"))
     generations: int = field(metadata=identity("validate"))
     generation_tokens: int = field(metadata=identity("validate"))
-
-
-@dataclass(frozen=True, slots=True)
-class Frontend:
-    """The OpenAI server.
-
-    Attributes:
-        host: Address it listens on.
-        port: Port it listens on.
-        triton: ``host:port`` of Triton's gRPC endpoints, for the ``frontend`` verb; empty means the Triton that
-            ``serve`` starts.
-        model: Name of the model in the Triton repository.
-        served_model: Name that clients use; empty takes the emitted one.
-        tokenizer: Folder of the tokenizer, for the ``frontend`` verb; empty means the emitted one.
-        tool_parser: ``none``, ``llama3``, ``mistral`` or ``hermes``.
-    """
-
-    host: str = field(metadata=identity())
-    port: int = field(metadata=identity())
-    triton: tuple[str, ...] = field(metadata=identity())
-    model: str = field(metadata=identity("emit"))
-    served_model: str = field(metadata=identity("emit"))
-    tokenizer: str = field(metadata=identity())
-    tool_parser: str = field(metadata=identity("emit"))
-
-
-@dataclass(frozen=True, slots=True)
-class Triton:
-    """The Triton server that ``serve`` starts.
-
-    Attributes:
-        host: Address it listens on.
-        http_port: HTTP endpoint.
-        grpc_port: gRPC endpoint, the one the frontend uses.
-        metrics_port: Prometheus endpoint.
-        start_timeout_s: How long it may take to become ready.
-    """
-
-    host: str = field(metadata=identity())
-    http_port: int = field(metadata=identity())
-    grpc_port: int = field(metadata=identity())
-    metrics_port: int = field(metadata=identity())
-    start_timeout_s: float = field(metadata=identity())
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,26 @@ class FrontendSettings:
         Raises:
             ConfigError: A key is unknown or has the wrong type; one finding per problem.
         """
+        missing = () if "tokenizer" in values else (_finding("tokenizer", "no tokenizer folder is given"),)
+        try:
+            typed = cls.convert(values, base=base)
+        except ConfigError as error:
+            raise ConfigError(error.message, findings=(*error.findings, *missing)) from error
+        if missing:
+            raise ConfigError("The frontend settings cannot be read.", findings=missing)
+        return cls(**typed)
+
+    @classmethod
+    def convert(cls, values: Mapping[str, Any], *, base: Path = Path()) -> dict[str, Any]:
+        """Turn plain JSON values into fields, without making settings of them.
+
+        Args:
+            values: Field name to value; addresses and names as lists, paths as text.
+            base: Folder that relative paths start from.
+
+        Raises:
+            ConfigError: A key is unknown or has the wrong type; one finding per problem.
+        """
         findings: list[Finding] = []
         known = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         typed: dict[str, Any] = {}
@@ -150,11 +170,9 @@ class FrontendSettings:
                 typed[key] = _convert(known[key], value, base)
             except (TypeError, ValueError):
                 findings.append(_finding(key, f"{key} is {value!r}, expected {known[key]}"))
-        if "tokenizer" not in values:
-            findings.append(_finding("tokenizer", "no tokenizer folder is given"))
         if findings:
             raise ConfigError("The frontend settings cannot be read.", findings=findings)
-        return cls(**typed)
+        return typed
 
 
 def _convert(kind: str, value: Any, base: Path) -> Any:
