@@ -97,6 +97,13 @@ VERBS: tuple[Verb, ...] = (
         ("frontend frontend.triton=[localhost:8001] frontend.port=8000 frontend.tokenizer=dist/NAME/tokenizer",),
     ),
     Verb(
+        "frontend-check",
+        "hold any OpenAI server against the text contract: stream, stop, counts, echo, errors",
+        "pipeline.cli.frontend_check:frontend_check",
+        "file",
+        ("frontend-check http://localhost:8000", "frontend-check URL --model NAME --json"),
+    ),
+    Verb(
         "checkpoint",
         "convert, inspect, diff and verify checkpoints by themselves",
         "pipeline.cli.files:checkpoint",
