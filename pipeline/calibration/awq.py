@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,7 +121,7 @@ def _passes(model: Model, done: int) -> Iterator[range]:
         yield range(first, min(len(model.layers), first + step))
 
 
-def _search(weights: Mapping[str, F32], moments: _Moments, group: int, dtype: np.dtype[np.generic]) -> dict[str, F32]:
+def _search(weights: Mapping[str, F32], moments: _Moments, group: int, dtype: np.dtype[Any]) -> dict[str, F32]:
     """Choose factors for one input and clips for its linears."""
     second: F32 = moments.products / np.float32(moments.tokens)
     mean: F32 = moments.magnitudes / np.float32(moments.tokens)
@@ -130,8 +131,7 @@ def _search(weights: Mapping[str, F32], moments: _Moments, group: int, dtype: np
     best = np.inf
     prequant: F32 = np.ones_like(mean)
     for candidate in _candidates(mean, _relative_magnitude(compared, group), dtype):
-        smoothed: F32 = compared / candidate
-        change = compared - _rounded(compared, candidate, _amax(smoothed, group))
+        change = compared - _rounded(compared, candidate, _amax(np.divide(compared, candidate), group))
         loss = float(np.einsum("nk,nk->", change @ second, change, dtype=np.float64))
         if loss < best:
             best, prequant = loss, candidate
@@ -142,7 +142,7 @@ def _search(weights: Mapping[str, F32], moments: _Moments, group: int, dtype: np
     return found
 
 
-def _candidates(mean: F32, magnitude: F32, dtype: np.dtype[np.generic]) -> Iterator[F32]:
+def _candidates(mean: F32, magnitude: F32, dtype: np.dtype[Any]) -> Iterator[F32]:
     """Yield factors of the input, 1/s: s = x^a, and s = x^a / w^(1-a), brought to a geometric middle of one."""
     x = np.maximum(mean.astype(np.float64), _SMALLEST)
     w = np.maximum(magnitude.astype(np.float64), _SMALLEST)
@@ -150,7 +150,8 @@ def _candidates(mean: F32, magnitude: F32, dtype: np.dtype[np.generic]) -> Itera
         for scale in (x**alpha, x**alpha / w ** (1 - alpha)):
             bounded = np.maximum(scale, _SMALLEST)
             bounded /= np.sqrt(bounded.max() * bounded.min())
-            yield (1.0 / bounded).astype(dtype).astype(np.float32)
+            factors: F32 = (1.0 / bounded).astype(dtype).astype(np.float32)
+            yield factors
 
 
 def _relative_magnitude(weight: F32, group: int) -> F32:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.options import DTYPES, EMBEDDING_SHARDINGS, KV_CACHES, QUANTIZATIONS, ConvertOptions
-from pipeline.errors import Finding, SourceError
+from pipeline.errors import ConfigError, Finding, SourceError
 
 Progress = Callable[[float, "float | None", str], None]
+# Converts with calibration: (options of the command line, conversion, progress) -> values of the report. Measuring
+# needs an engine, which lies above this package, so whoever calls hands it in.
+Calibrate = Callable[[argparse.Namespace, ConvertOptions, "Progress | None"], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +50,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert.add_argument(
         "--quant", choices=QUANTIZATIONS, help="quantize the linear layers; FP8 sources are recognised"
     )
-    convert.add_argument("--alpha", type=float, default=0.5, metavar="A", help="strength of smoothing (default: 0.5)")
+    convert.add_argument(
+        "--alpha",
+        type=_alpha,
+        metavar="A",
+        help="strength of smoothing; auto takes the least loss on the calibration text (default: 0.5, int8_sq auto)",
+    )
     convert.add_argument(
         "--per-channel", action="store_true", help="smoothquant: a scale per output channel of weights"
     )
     convert.add_argument(
         "--per-token", action="store_true", help="smoothquant: activations scaled per token at run time"
     )
+    convert.add_argument(
+        "--group-size", type=_group_size, metavar="N", help="weights that share a scale, or auto (default: auto)"
+    )
     convert.add_argument("--kv-cache", choices=KV_CACHES, help="quantize the KV cache")
     convert.add_argument("--ranges", type=Path, metavar="FILE", help="measured activation ranges (.safetensors)")
+    convert.add_argument("--calibration", metavar="TEXT", help=".txt or .jsonl to measure on; 'shipped' for ours")
+    convert.add_argument("--calibration-field", default="text", metavar="F", help="field of a .jsonl (default: text)")
+    convert.add_argument("--samples", type=int, default=32, metavar="N", help="sequences to measure on (default: 32)")
+    convert.add_argument("--seq-len", type=int, default=512, metavar="N", help="tokens of each (default: 512)")
+    convert.add_argument("--dequantize", action="store_true", help="turn a quantized source into plain weights")
     convert.add_argument("--source-digest", action="store_true", help="also report the sha256 of config and weights")
     convert.add_argument("--workers", type=int, metavar="N", help="threads (default: processors, at most 4)")
     inspect = commands.add_parser("inspect", help="check and describe a model or a checkpoint")
@@ -68,33 +84,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("path", type=Path, metavar="PATH")
 
 
-def main(args: argparse.Namespace, *, progress: Progress | None = None) -> CommandReport:
+def main(
+    args: argparse.Namespace, *, progress: Progress | None = None, calibrate: Calibrate | None = None
+) -> CommandReport:
     """Run the chosen command.
+
+    Args:
+        args: As parsed.
+        progress: Called with (done, total, unit).
+        calibrate: Converts where ranges have to be measured first.
 
     Raises:
         PipelineError: The source, the options or the output folder are not usable.
     """
+    if args.command == "convert":
+        return _convert(args, progress, calibrate)
     command: CommandReport = _COMMANDS[args.command](args, progress)
     return command
 
 
-def _convert(args: argparse.Namespace, progress: Progress | None) -> CommandReport:
+def _alpha(text: str) -> float | str:
+    return text if text == "auto" else float(text)
+
+
+def _group_size(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _convert(args: argparse.Namespace, progress: Progress | None, calibrate: Calibrate | None) -> CommandReport:
     from pipeline.checkpoint.convert import convert_checkpoint
 
+    if args.calibration is not None and args.ranges is not None:
+        raise ConfigError("--calibration and --ranges exclude each other: one measures, the other was measured")
     options = ConvertOptions(
         dtype=args.dtype,
         tp=args.tp,
         pp=args.pp,
         embedding_sharding=args.embedding_sharding,
         quant=args.quant,
-        alpha=args.alpha,
+        # modelopt's own default is 1; 0.5 is that of TensorRT-LLM's converter.
+        alpha=args.alpha if isinstance(args.alpha, float) else 1.0 if args.quant == "int8_sq" else 0.5,
         per_channel=args.per_channel,
         per_token=args.per_token,
+        group_size=args.group_size if isinstance(args.group_size, int) else 128,
+        dequantize=args.dequantize,
         kv_cache=args.kv_cache,
         ranges=args.ranges,
         digest_source=args.source_digest,
         workers=args.workers,
     )
+    if args.calibration is not None and calibrate is not None:
+        return CommandReport("convert", {"out": str(args.out), **calibrate(args, options, progress)})
     report = convert_checkpoint(args.source, args.out, options=options, progress=progress)
     return CommandReport("convert", {"out": str(args.out), **asdict(report)})
 
@@ -129,7 +169,6 @@ def _verify(args: argparse.Namespace, progress: Progress | None) -> CommandRepor
 
 
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Progress | None], CommandReport]] = {
-    "convert": _convert,
     "inspect": _inspect,
     "diff": _diff,
     "verify": _verify,

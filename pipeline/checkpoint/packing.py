@@ -133,10 +133,9 @@ def _pack(name: str, file: _Rank, stage: list[_Rank], writer: SafetensorsWriter,
         scaled = block.astype(np.float32) / exact[first : first + len(block), None]
         rounded = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))
         codes: Array = np.clip(rounded, -levels, levels - 1).astype(np.int8)
-        position = first * block.shape[1]
-        if algorithm == "W4A16":
-            codes, position = pack_rows(codes), position // 2
-        writer.write(name, position, codes)
+        stored = pack_rows(codes) if algorithm == "W4A16" else codes
+        row = first // 2 if algorithm == "W4A16" else first
+        writer.write(name, row * block.shape[1], stored)
 
 
 def _row_amax(file: _Rank, name: str) -> Array:

@@ -20,12 +20,17 @@ def checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 def checkpoint(args: argparse.Namespace, output: Output) -> int:
     """Run ``checkpoint`` and show its report."""
+    from pipeline.calibration.commands import calibrate
     from pipeline.checkpoint.commands import main, render
     from pipeline.graph.console import console
     from pipeline.graph.events import StageProgress
 
     with console(output.stderr, quiet=output.mode == "quiet") as emit:
-        report = main(args, progress=lambda done, total, unit: emit(StageProgress(args.command, done, total, unit)))
+        report = main(
+            args,
+            progress=lambda done, total, unit: emit(StageProgress(args.command, done, total, unit)),
+            calibrate=calibrate,
+        )
     output.document({"command": report.command, **report.values, "findings": findings_json(report.findings)})
     output.rich(lambda: render(report))
     return ExitCode.FINDING if has_errors(report.findings) else ExitCode.OK
