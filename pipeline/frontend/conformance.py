@@ -197,7 +197,7 @@ class _Kit:
         _equal(len(tokens), len(values), "number of tokens")
 
     def _list(self) -> None:
-        body = {"prompt": list(PROMPTS[:3]), "max_tokens": 8}
+        body = {"prompt": list(PROMPTS[:3]), "max_tokens": 8, "temperature": 0}
         choices = self._client.post("/completions", body)["choices"]
         _equal([choice["index"] for choice in choices], [0, 1, 2], "indices")
         for prompt, choice in zip(PROMPTS, choices, strict=False):
