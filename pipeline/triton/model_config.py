@@ -17,6 +17,8 @@ CONFIG_FILE = "config.pbtxt"
 
 # A generated message class without type information.
 ModelConfig = Any
+# Model, its inputs and outputs by the names they have in it, and what the ensemble calls them.
+Step = tuple[str, Mapping[str, str], Mapping[str, str]]
 
 
 def python_model(
@@ -41,7 +43,7 @@ def python_model(
         parameters: String parameters of the model.
     """
     pb = _protobuf()
-    config = _base(name, inputs, outputs, max_batch_size)
+    config = new_config(name, inputs, outputs, max_batch_size)
     config.backend = "python"
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=instances)
     config.model_transaction_policy.decoupled = decoupled
@@ -60,35 +62,67 @@ def ensemble_model(*, max_batch_size: int, decoupled: bool) -> ModelConfig:
     llm_outputs = {tensor.name: tensor for tensor in tensors.LLM_OUTPUTS}
     text_output = Tensor("text_output", "STRING", (-1,))
     outputs = [text_output, *(llm_outputs[name] for name in tensors.ENSEMBLE_PASSED_OUTPUTS)]
-    config = _base("ensemble", _ensemble_inputs(), outputs, max_batch_size)
+    internal = {name: f"_{name}" for name in (*tensors.PREPROCESSING_TO_LLM, *tensors.LLM_TO_POSTPROCESSING)}
+    return ensemble_of(
+        "ensemble",
+        inputs=_ensemble_inputs(),
+        outputs=outputs,
+        max_batch_size=max_batch_size,
+        decoupled=decoupled,
+        steps=(
+            (
+                "preprocessing",
+                {theirs: ours for ours, theirs in tensors.ENSEMBLE_TO_PREPROCESSING.items()},
+                {name: internal[name] for name in tensors.PREPROCESSING_TO_LLM},
+            ),
+            (
+                "tensorrt_llm",
+                {
+                    **{theirs: internal[name] for name, theirs in tensors.PREPROCESSING_TO_LLM.items()},
+                    **{theirs: ours for ours, theirs in tensors.ENSEMBLE_TO_LLM.items()},
+                },
+                {
+                    **{name: internal[name] for name in tensors.LLM_TO_POSTPROCESSING},
+                    **{name: name for name in tensors.ENSEMBLE_PASSED_OUTPUTS},
+                },
+            ),
+            (
+                "postprocessing",
+                {theirs: internal[name] for name, theirs in tensors.LLM_TO_POSTPROCESSING.items()},
+                {"OUTPUT": "text_output"},
+            ),
+        ),
+    )
+
+
+def ensemble_of(
+    name: str,
+    *,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    max_batch_size: int,
+    decoupled: bool,
+    steps: Sequence[Step],
+) -> ModelConfig:
+    """Return the config of an ensemble.
+
+    Args:
+        name: Model and folder name.
+        inputs: Inputs, in order.
+        outputs: Outputs, in order.
+        max_batch_size: As in the models of the steps.
+        decoupled: As in those models that are.
+        steps: Model, its inputs and its outputs, each by what the ensemble calls the tensor.
+    """
+    config = new_config(name, inputs, outputs, max_batch_size)
     config.platform = "ensemble"
     config.model_transaction_policy.decoupled = decoupled
-    internal = {name: f"_{name}" for name in (*tensors.PREPROCESSING_TO_LLM, *tensors.LLM_TO_POSTPROCESSING)}
-
-    _add_step(
-        config,
-        "preprocessing",
-        inputs={theirs: ours for ours, theirs in tensors.ENSEMBLE_TO_PREPROCESSING.items()},
-        outputs={name: internal[name] for name in tensors.PREPROCESSING_TO_LLM},
-    )
-    _add_step(
-        config,
-        "tensorrt_llm",
-        inputs={
-            **{theirs: internal[name] for name, theirs in tensors.PREPROCESSING_TO_LLM.items()},
-            **{theirs: ours for ours, theirs in tensors.ENSEMBLE_TO_LLM.items()},
-        },
-        outputs={
-            **{name: internal[name] for name in tensors.LLM_TO_POSTPROCESSING},
-            **{name: name for name in tensors.ENSEMBLE_PASSED_OUTPUTS},
-        },
-    )
-    _add_step(
-        config,
-        "postprocessing",
-        inputs={theirs: internal[name] for name, theirs in tensors.LLM_TO_POSTPROCESSING.items()},
-        outputs={"OUTPUT": "text_output"},
-    )
+    for model, step_inputs, step_outputs in steps:
+        step = config.ensemble_scheduling.step.add(model_name=model, model_version=-1)
+        for theirs, ours in step_inputs.items():
+            step.input_map[theirs] = ours
+        for theirs, ours in step_outputs.items():
+            step.output_map[theirs] = ours
     return config
 
 
@@ -136,23 +170,19 @@ def _ensemble_inputs() -> list[Tensor]:
     return [Tensor(ours, tensor.datatype, tensor.dims, tensor.optional) for ours, tensor in renamed]
 
 
-def _base(name: str, inputs: Iterable[Tensor], outputs: Iterable[Tensor], max_batch_size: int) -> ModelConfig:
+def new_config(name: str, inputs: Iterable[Tensor], outputs: Iterable[Tensor], max_batch_size: int) -> ModelConfig:
+    """Return a config with tensors and nothing else."""
     pb = _protobuf()
     config = pb.ModelConfig(name=name, max_batch_size=max_batch_size)
     for tensor in inputs:
         datatype = pb.DataType.Value(f"TYPE_{tensor.datatype}")
-        config.input.add(name=tensor.name, data_type=datatype, dims=tensor.dims, optional=tensor.optional)
+        added = config.input.add(name=tensor.name, data_type=datatype, dims=tensor.dims, optional=tensor.optional)
+        if tensor.reshape:
+            added.reshape.SetInParent()  # an empty shape: the row's only value
+        added.allow_ragged_batch = tensor.ragged
     for tensor in outputs:
         config.output.add(name=tensor.name, data_type=pb.DataType.Value(f"TYPE_{tensor.datatype}"), dims=tensor.dims)
     return config
-
-
-def _add_step(config: ModelConfig, model: str, *, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
-    step = config.ensemble_scheduling.step.add(model_name=model, model_version=-1)
-    for theirs, ours in inputs.items():
-        step.input_map[theirs] = ours
-    for theirs, ours in outputs.items():
-        step.output_map[theirs] = ours
 
 
 def _protobuf() -> Any:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,22 @@ import pipeline
 from pipeline.errors import ConfigError, SourceError
 from pipeline.facts.shipped import shipped
 from pipeline.triton import tensors
+from pipeline.triton.engine_serving import EngineServing
+from pipeline.triton.layout import (
+    LAYOUT_VERSION,
+    STAMP,
+    VERSION_FOLDER,
+    copy_file,
+    copy_tokenizer,
+    copy_tree,
+    files_of,
+    link_or_copy,
+)
 from pipeline.triton.model_config import ModelConfig, ensemble_model, python_model, write_config
 from pipeline.triton.special_ids import SpecialIds, read_special_ids
+from pipeline.triton.text_models import text_configs
 
 _log = logging.getLogger(__name__)
-
-LAYOUT_VERSION = "2"
-VERSION_FOLDER = "1"
-STAMP = "repository_layout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,15 @@ class RepositorySettings:
         max_batch_size: Sequences in flight in the engine; also the rows Triton lets one request have.
         max_seq_len: Prompt plus new tokens of one sequence.
         threads: Threads of the reference engine; None lets the engine decide.
-        target: What answers: ``reference``.
+        target: What answers: ``reference`` or ``engine``.
         decoupled: Whether a request may get several responses; streaming, several rows and several sequences need it.
         preprocessing_instances: Processes that encode.
         postprocessing_instances: Processes that decode; with more than one, an ensemble's stream may be reordered.
         exclude_input_in_output: Answer with the new tokens only, unless the request says otherwise.
         add_special_tokens: Let preprocessing add what the tokenizer adds to a prompt (BOS, and exactly once).
         skip_special_tokens: Leave special tokens out of the text.
+        serving: How an engine is served; None takes the defaults. Only for ``engine``.
+        release: TensorRT-LLM release of the image that serves the engine; empty when it is not known.
     """
 
     max_batch_size: int
@@ -61,6 +69,8 @@ class RepositorySettings:
     exclude_input_in_output: bool = True
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
+    serving: EngineServing | None = None
+    release: str = ""
 
 
 def emit_repository(out: Path, *, checkpoint: Path, tokenizer: Path, settings: RepositorySettings) -> None:
@@ -68,8 +78,8 @@ def emit_repository(out: Path, *, checkpoint: Path, tokenizer: Path, settings: R
 
     Args:
         out: Folder to create; must be empty or absent.
-        checkpoint: TensorRT-LLM checkpoint: ``config.json`` and ``rank*.safetensors``. Weights are hard-linked where
-            the file system allows, else copied.
+        checkpoint: TensorRT-LLM checkpoint: ``config.json`` and ``rank*.safetensors``; for ``engine`` the engines:
+            ``config.json`` and ``rank*.engine``. Large files are hard-linked where the file system allows.
         tokenizer: ``tokenizer.json`` and its companions; copied.
         settings: Shared values.
 
@@ -92,20 +102,17 @@ def _emit_reference(out: Path, checkpoint: Path, tokenizer: Path, settings: Repo
     configs = reference_configs(settings, read_special_ids(tokenizer), vocab_size, guided=guided)
     for name, config in configs.items():
         write_config(out / name, config)
-        _copy_tree(templates / name / VERSION_FOLDER, out / name / VERSION_FOLDER)
+        copy_tree(templates / name / VERSION_FOLDER, out / name / VERSION_FOLDER)
     engine = out / "tensorrt_llm" / VERSION_FOLDER
-    _copy_tree(Path(pipeline.__file__).parent / "engines" / "reference", engine / "reference")
-    for source in _files(checkpoint):
+    copy_tree(Path(pipeline.__file__).parent / "engines" / "reference", engine / "reference")
+    for source in files_of(checkpoint):
         if (engine / source.name).exists():
             raise SourceError(f"{source} would overwrite a file of the Triton model of that name")
-        _link_or_copy(source, engine / source.name)
+        link_or_copy(source, engine / source.name)
     if guided:
-        _copy(tokenizer / "tokenizer.json", engine / "tokenizer.json")
+        copy_file(tokenizer / "tokenizer.json", engine / "tokenizer.json")
     for name in ("preprocessing", "postprocessing"):
-        folder = out / name / VERSION_FOLDER / "tokenizer"
-        folder.mkdir()
-        for source in _files(tokenizer):
-            _copy(source, folder / source.name)
+        copy_tokenizer(tokenizer, out / name / VERSION_FOLDER)
 
 
 def has_guided_decoding(tokenizer: Path) -> bool:
@@ -151,27 +158,7 @@ def reference_configs(
                 "guided_decoding_backend": "llguidance" if guided else "",
             },
         ),
-        "preprocessing": python_model(
-            "preprocessing",
-            inputs=tensors.PREPROCESSING_INPUTS,
-            outputs=tensors.PREPROCESSING_OUTPUTS,
-            max_batch_size=batch,
-            instances=settings.preprocessing_instances,
-            parameters={
-                "add_special_tokens": _flag(settings.add_special_tokens),
-                "end_ids": end_ids,
-                "pad_id": str(ids.pad_id),
-                "vocab_size": str(vocab_size),
-            },
-        ),
-        "postprocessing": python_model(
-            "postprocessing",
-            inputs=tensors.POSTPROCESSING_INPUTS,
-            outputs=tensors.POSTPROCESSING_OUTPUTS,
-            max_batch_size=batch,
-            instances=settings.postprocessing_instances,
-            parameters={"skip_special_tokens": _flag(settings.skip_special_tokens), "end_ids": end_ids},
-        ),
+        **text_configs(settings, ids, vocab_size),
         "ensemble": ensemble_model(max_batch_size=batch, decoupled=settings.decoupled),
     }
     for config in configs.values():
@@ -179,7 +166,16 @@ def reference_configs(
     return configs
 
 
-_TARGETS: dict[str, Callable[[Path, Path, Path, RepositorySettings], None]] = {"reference": _emit_reference}
+def _emit_engine(out: Path, checkpoint: Path, tokenizer: Path, settings: RepositorySettings) -> None:
+    from pipeline.triton.engine_repository import EngineModel, emit_engines
+
+    emit_engines(out, [EngineModel(checkpoint, tokenizer, settings)])
+
+
+_TARGETS: dict[str, Callable[[Path, Path, Path, RepositorySettings], None]] = {
+    "reference": _emit_reference,
+    "engine": _emit_engine,
+}
 
 
 def _check_settings(settings: RepositorySettings) -> None:
@@ -207,31 +203,6 @@ def _vocab_size(checkpoint: Path) -> int:
             f"{path} is not the config of a TensorRT-LLM checkpoint: {type(error).__name__}: {error}",
             hint="python -m pipeline checkpoint inspect shows what a folder holds",
         ) from error
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
-
-
-def _copy_tree(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.is_dir() and path.name != "__pycache__":
-            _copy_tree(path, target / path.name)
-        elif path.is_file():
-            _copy(path, target / path.name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)  # follows links: the repository holds real files
-    target.chmod(0o644)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source.resolve(), target)
-    except OSError:  # another file system, or one without hard links
-        _copy(source, target)
 
 
 def _flag(value: bool) -> str:

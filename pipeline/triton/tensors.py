@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Datatype = Literal["INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", "BOOL", "STRING"]
+Datatype = Literal["INT32", "INT64", "UINT8", "UINT64", "FP16", "BF16", "FP32", "BOOL", "STRING"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Tensor:
         dims: Shape without the batch dimension.
         optional: For inputs: the request may leave it out.
         own: Not known to upstream.
+        reshape: The backend is handed a scalar per row.
+        ragged: Requests with different lengths may share a batch.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Tensor:
     dims: tuple[int, ...] = (1,)
     optional: bool = True
     own: bool = False
+    reshape: bool = False
+    ragged: bool = False
 
 
 def _scalars(datatype: Datatype, names: str) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Finding, PipelineError
+from pipeline.triton.engine_facts import EngineFacts, read_engine_facts
+from pipeline.triton.engine_models import BACKEND as ENGINE_BACKEND
+from pipeline.triton.engine_rules import draft_findings, engine_findings
+from pipeline.triton.layout import MOUNT_POINT, STAMP, VERSION_FOLDER
 from pipeline.triton.model_config import CONFIG_FILE, ModelConfig, datatype_name, parameters_of, read_config
-from pipeline.triton.repository import STAMP, VERSION_FOLDER
 from pipeline.triton.special_ids import read_special_ids
 
 REQUIRED_MODELS = ("tensorrt_llm", "preprocessing", "postprocessing", "ensemble")
-# The C++ engine backend wants a fixed path; this is where the repository is mounted everywhere.
-MOUNT_POINT = "/models"
+OPTIONAL_MODELS = ("tensorrt_llm_bls", "tensorrt_llm_draft")
 
 Findings = Iterator[Finding]
 
@@ -36,6 +39,23 @@ class Repository:
     def version(self, model: str) -> Path:
         """Return the version folder of a model."""
         return self.root / model / VERSION_FOLDER
+
+    def groups(self) -> dict[str, dict[str, str]]:
+        """Return the models that belong together, by what their names end in: model name by role.
+
+        A repository with several engines has ``ensemble_a``, ``tensorrt_llm_a`` …, and so on for each.
+        """
+        found: dict[str, dict[str, str]] = {}
+        for name in self.configs:
+            for role in (*OPTIONAL_MODELS, *REQUIRED_MODELS):
+                if name == role or name.startswith(f"{role}_"):
+                    found.setdefault(name[len(role) + 1 :], {})[role] = name
+                    break
+        return found or {"": {}}
+
+    def role(self, role: str) -> list[tuple[str, ModelConfig]]:
+        """Return name and config of each model of a role."""
+        return [(group[role], self.configs[group[role]]) for group in self.groups().values() if role in group]
 
 
 def verify_repository(path: Path) -> list[Finding]:
@@ -63,9 +83,11 @@ def verify_repository(path: Path) -> list[Finding]:
 
 
 def _check_models(repository: Repository) -> Findings:
-    for name in REQUIRED_MODELS:
-        if not (repository.root / name).is_dir():
-            yield _error("model-missing", name, f"the model {name} is missing")
+    for suffix in repository.groups():
+        for role in REQUIRED_MODELS:
+            name = f"{role}_{suffix}" if suffix else role
+            if not (repository.root / name).is_dir():
+                yield _error("model-missing", name, f"the model {name} is missing")
     for name, config in repository.configs.items():
         place = f"{name}/{CONFIG_FILE}"
         if config.name != name:
@@ -104,30 +126,34 @@ def _check_links(repository: Repository) -> Findings:
 
 
 def _check_agreement(repository: Repository) -> Findings:
-    configs = repository.configs
-    sizes = {name: config.max_batch_size for name, config in configs.items()}
-    if len(set(sizes.values())) > 1:
-        yield _error("max-batch-size", CONFIG_FILE, f"max_batch_size differs between models: {_listing(sizes)}")
-    if sizes and min(sizes.values()) < 1:
-        yield _error("max-batch-size", CONFIG_FILE, "max_batch_size is below 1: clients expect a batch dimension")
-    stamps = {name: parameters_of(config).get(STAMP, "none") for name, config in configs.items()}
+    stamps = {name: parameters_of(config).get(STAMP, "none") for name, config in repository.configs.items()}
     if len(set(stamps.values())) > 1:
         yield _error("mixed-versions", CONFIG_FILE, f"the models come from different emissions: {_listing(stamps)}")
-    if {"tensorrt_llm", "ensemble"} <= configs.keys():
-        flags = {name: configs[name].model_transaction_policy.decoupled for name in ("tensorrt_llm", "ensemble")}
+    for group in repository.groups().values():
+        # A draft engine answers the text model alone, one row at a time.
+        configs = {name: repository.configs[name] for role, name in group.items() if role != "tensorrt_llm_draft"}
+        sizes = {name: config.max_batch_size for name, config in configs.items()}
+        if len(set(sizes.values())) > 1:
+            yield _error("max-batch-size", CONFIG_FILE, f"max_batch_size differs between models: {_listing(sizes)}")
+        if sizes and min(sizes.values()) < 1:
+            yield _error("max-batch-size", CONFIG_FILE, "max_batch_size is below 1: clients expect a batch dimension")
+        flags = {
+            name: repository.configs[name].model_transaction_policy.decoupled
+            for role, name in group.items()
+            if role not in ("preprocessing", "postprocessing")
+        }
         if len(set(flags.values())) > 1:
             yield _error("decoupled", CONFIG_FILE, f"decoupled differs between models: {_listing(flags)}")
-    for name in ("preprocessing", "postprocessing"):
-        if name in configs and configs[name].model_transaction_policy.decoupled:
-            yield _error(
-                "decoupled", f"{name}/{CONFIG_FILE}", f"{name} answers once per request, decoupled must be false"
-            )
-    yield from _check_engine_limits(repository)
+        for role in ("preprocessing", "postprocessing"):
+            name = group.get(role, "")
+            if name and repository.configs[name].model_transaction_policy.decoupled:
+                message = f"{name} answers once per request, decoupled must be false"
+                yield _error("decoupled", f"{name}/{CONFIG_FILE}", message)
 
 
-def _check_engine_limits(repository: Repository) -> Findings:
+def _check_reference_limits(repository: Repository) -> Findings:
     config = repository.configs.get("tensorrt_llm")
-    if config is None or config.backend != "python":
+    if config is None or not _is_reference(config):
         return
     place = f"tensorrt_llm/{CONFIG_FILE}"
     parameters = parameters_of(config)
@@ -151,11 +177,12 @@ def _check_engine_limits(repository: Repository) -> Findings:
         yield _error("placement", place, "instance_group names GPUs; the reference engine runs on the CPU")
 
 
-def _check_ensemble(repository: Repository) -> Findings:
-    config = repository.configs.get("ensemble")
-    if config is None:
-        return
-    place = f"ensemble/{CONFIG_FILE}"
+def _check_ensembles(repository: Repository) -> Findings:
+    for name, config in repository.role("ensemble"):
+        yield from _check_ensemble(repository, f"{name}/{CONFIG_FILE}", config)
+
+
+def _check_ensemble(repository: Repository, place: str, config: ModelConfig) -> Findings:
     known: dict[str, tuple[str, tuple[int, ...]]] = {tensor.name: _kind(tensor) for tensor in config.input}
     for step in config.ensemble_scheduling.step:
         model = repository.configs.get(step.model_name)
@@ -192,38 +219,42 @@ def _check_link(place: str, what: str, tensor: Any, source: str, kind: tuple[str
         yield _error("ensemble-tensor", place, f"{what} has dims {dims}")
 
 
-def _check_tokenizer(repository: Repository) -> Findings:
-    copies: dict[str, bytes] = {}
-    for name in ("preprocessing", "postprocessing"):
-        if name not in repository.configs:
-            continue
-        folder = repository.version(name) / "tokenizer"
-        place = f"{name}/{VERSION_FOLDER}/tokenizer"
-        if _json(folder / "tokenizer.json") is None:
-            yield _error("tokenizer", place, "tokenizer.json is missing or is not JSON")
-            continue
-        copies[name] = (folder / "tokenizer.json").read_bytes()
-        try:
-            ids = read_special_ids(folder)
-        except PipelineError as error:
-            yield _error("tokenizer", place, error.message)
-            continue
-        wanted = {"end_ids": ",".join(map(str, ids.end_ids)), "pad_id": str(ids.pad_id)}
-        parameters = parameters_of(repository.configs[name])
-        for key, value in wanted.items():
-            if key in parameters and parameters[key] != value:
-                message = f"parameter {key} is {parameters[key]!r}, the tokenizer's is {value!r}"
-                yield _error("special-ids", f"{name}/{CONFIG_FILE}", message)
-        if not ids.end_ids:
-            message = "the tokenizer names no end id; answers run to their length limit"
-            yield Finding("special-ids", "warning", place, message, "add eos_token_id to generation_config.json")
-    if len(set(copies.values())) > 1:
-        yield _error("tokenizer", "preprocessing", "preprocessing and postprocessing have different tokenizers")
+def _check_tokenizers(repository: Repository) -> Findings:
+    for group in repository.groups().values():
+        copies: dict[str, bytes] = {}
+        for role in ("preprocessing", "postprocessing"):
+            if role in group:
+                yield from _check_tokenizer(repository, group[role], copies)
+        if len(set(copies.values())) > 1:
+            yield _error("tokenizer", min(copies, key=len), f"{' and '.join(sorted(copies))} have different tokenizers")
+
+
+def _check_tokenizer(repository: Repository, name: str, copies: dict[str, bytes]) -> Findings:
+    folder = repository.version(name) / "tokenizer"
+    place = f"{name}/{VERSION_FOLDER}/tokenizer"
+    if _json(folder / "tokenizer.json") is None:
+        yield _error("tokenizer", place, "tokenizer.json is missing or is not JSON")
+        return
+    copies[name] = (folder / "tokenizer.json").read_bytes()
+    try:
+        ids = read_special_ids(folder)
+    except PipelineError as error:
+        yield _error("tokenizer", place, error.message)
+        return
+    wanted = {"end_ids": ",".join(map(str, ids.end_ids)), "pad_id": str(ids.pad_id)}
+    parameters = parameters_of(repository.configs[name])
+    for key, value in wanted.items():
+        if key in parameters and parameters[key] != value:
+            message = f"parameter {key} is {parameters[key]!r}, the tokenizer's is {value!r}"
+            yield _error("special-ids", f"{name}/{CONFIG_FILE}", message)
+    if not ids.end_ids:
+        message = "the tokenizer names no end id; answers run to their length limit"
+        yield Finding("special-ids", "warning", place, message, "add eos_token_id to generation_config.json")
 
 
 def _check_weights(repository: Repository) -> Findings:
     config = repository.configs.get("tensorrt_llm")
-    if config is None or config.backend != "python":
+    if config is None or not _is_reference(config):
         return
     folder = repository.version("tensorrt_llm")
     place = f"tensorrt_llm/{VERSION_FOLDER}"
@@ -238,6 +269,57 @@ def _check_weights(repository: Repository) -> Findings:
             yield _error("weights", f"{place}/rank{rank}.safetensors", problem)
     if not (folder / "reference" / "__init__.py").is_file():
         yield _error("engine-code", place, "the folder reference/ with the engine is missing")
+
+
+def _check_engines(repository: Repository) -> Findings:
+    """Check each engine against what it was built for, and the draft engines against theirs."""
+    facts: dict[str, EngineFacts] = {}
+    for name, config in (*repository.role("tensorrt_llm"), *repository.role("tensorrt_llm_draft")):
+        if config.backend != ENGINE_BACKEND:
+            continue
+        folder = repository.version(name)
+        try:
+            facts[name] = read_engine_facts(folder)
+        except PipelineError as error:
+            yield _error("engine-files", f"{name}/{VERSION_FOLDER}/config.json", error.message)
+            continue
+        for finding in engine_findings(config, facts[name], folder):
+            place = finding.path if "/" in finding.path else f"{name}/{CONFIG_FILE}"
+            yield dataclasses.replace(finding, path=place)
+        parameters = parameters_of(config)
+        wanted = f"{MOUNT_POINT}/{name}/{VERSION_FOLDER}"
+        if parameters.get("gpt_model_path") != wanted:
+            message = f"gpt_model_path is {parameters.get('gpt_model_path')!r}, the engine will be at {wanted}"
+            yield _error("engine-path", f"{name}/{CONFIG_FILE}", message)
+        stamp = parameters.get(STAMP, "").split("/")
+        if stamp[:1] == ["engine"] and stamp[1:2] != [facts[name].release]:
+            message = f"emitted for TensorRT-LLM {'/'.join(stamp[1:2])}, the engine was built by {facts[name].release}"
+            yield _error("engine-release", f"{name}/{CONFIG_FILE}", message)
+    yield from _check_bls(repository, facts)
+
+
+def _check_bls(repository: Repository, facts: Mapping[str, EngineFacts]) -> Findings:
+    for name, config in repository.role("tensorrt_llm_bls"):
+        place = f"{name}/{CONFIG_FILE}"
+        parameters = parameters_of(config)
+        for key in sorted(key for key in parameters if key.endswith("_model_name")):
+            if parameters[key] and parameters[key] not in repository.configs:
+                yield _error(
+                    "bls-model", place, f"{key} is {parameters[key]!r}, which has no model with a valid config"
+                )
+        target = facts.get(parameters.get("tensorrt_llm_model_name", ""))
+        draft = facts.get(parameters.get("tensorrt_llm_draft_model_name", ""))
+        if target is not None and draft is not None:
+            asked = parameters.get("num_draft_tokens", "")
+            yield from (
+                dataclasses.replace(finding, path=place)
+                for finding in draft_findings(
+                    target,
+                    draft,
+                    draft_tokens=int(asked) if asked.isdecimal() else 0,
+                    use_logits=parameters.get("use_draft_logits") == "true",
+                )
+            )
 
 
 def _safetensors_problem(path: Path) -> str:
@@ -263,10 +345,16 @@ _CHECKS: tuple[Callable[[Repository], Findings], ...] = (
     _check_text,
     _check_links,
     _check_agreement,
-    _check_ensemble,
-    _check_tokenizer,
+    _check_reference_limits,
+    _check_ensembles,
+    _check_tokenizers,
     _check_weights,
+    _check_engines,
 )
+
+
+def _is_reference(config: ModelConfig) -> bool:
+    return bool(config.backend == "python" and parameters_of(config).get(STAMP, "").startswith("reference/"))
 
 
 def _kind(tensor: Any) -> tuple[str, tuple[int, ...]]:
@@ -279,6 +367,8 @@ def _fits(source: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def _is_foreign(value: object) -> bool:
     if not isinstance(value, str) or not value.startswith(("/", "~")):
+        return False
+    if value.startswith("/opt/tritonserver/"):  # part of every serve image
         return False
     return value != MOUNT_POINT and not value.startswith(MOUNT_POINT + "/")
 
