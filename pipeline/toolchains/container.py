@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import ToolError
 from pipeline.runners.job import Bind, ContainerJob, Secret
-from pipeline.runners.probe import Expectation
 from pipeline.toolchains.command import Command
 from pipeline.toolchains.release import Release, data
+
+if TYPE_CHECKING:
+    from pipeline.runners.probe import Expectation
 
 
 def bind(
@@ -65,6 +68,8 @@ def expectation(release: Release, commands: Sequence[Command], *, compute_capabi
         commands: What will run in it.
         compute_capability: Of the GPU that was planned for, ``9.0``; empty: any.
     """
+    from pipeline.runners.probe import Expectation
+
     python = str(release.document["paths"].get("python") or "python3")
     # A command is a tool on PATH, or the interpreter and a script.
     tools = dict.fromkeys(command.program[0] for command in commands)

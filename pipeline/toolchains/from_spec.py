@@ -80,9 +80,11 @@ def job_from_spec(spec: Spec) -> ToolJob:
     """Make the job for NVIDIA's tools from a frozen Spec."""
     precision, parallel, build = spec.precision, spec.parallel, spec.build
     shape = spec.model.architecture
+    algorithm = precision.quant_algo or ""
+    is_smooth = algorithm.startswith("W8A8_SQ") and not precision.from_checkpoint
     return ToolJob(
         family=shape.architecture if shape else spec.model.family,
-        precision=precision.name,
+        precision="smoothquant" if is_smooth else precision.name,
         dtype=precision.dtype,
         kv_cache=(precision.kv_cache or "auto").lower(),
         sm=spec.hardware.sm,
@@ -101,7 +103,7 @@ def job_from_spec(spec: Spec) -> ToolJob:
         limits=_limits(spec),
         flags=dict(build.flags),
         converter_flags=dict(build.converter_flags),
-        smoothquant_algo=SMOOTHQUANT[precision.per_channel, precision.per_token],
+        smoothquant_algo=algorithm if is_smooth else SMOOTHQUANT[True, True],
         alpha=0.5 if precision.alpha is None else precision.alpha,
         group_size=precision.group_size or 128,
         quantize_lm_head=precision.quantize_lm_head,

@@ -215,6 +215,7 @@ class Family:
         unverified_before: Release before which nothing was found; empty for none.
         parallel: Ways of splitting that work: ``tp``, ``pp``, ``cp``.
         is_moe: It is a mixture of experts.
+        transformers: First transformers release that knows it; empty when older than any that is bundled.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Family:
     unverified_before: str
     parallel: tuple[str, ...]
     is_moe: bool
+    transformers: str
 
 
 @cache
@@ -242,6 +244,7 @@ def find_family(name: str) -> Family | None:
                 unverified_before=facts.get("unverified_before", ""),
                 parallel=tuple(facts.get("parallel", ("tp", "pp", "cp"))),
                 is_moe=bool(facts.get("moe")),
+                transformers=facts.get("transformers", ""),
             )
     return None
 

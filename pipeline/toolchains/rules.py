@@ -47,6 +47,9 @@ def paged_context_needed(view: BuildView) -> Iterator[Finding]:
 def input_length(view: BuildView) -> Iterator[Finding]:
     """Without packed input or fused attention the prompt length sizes the engine."""
     off = [key for key in ("remove_input_padding", "context_fmha") if not view.is_on(key)]
+    if "context_fmha" in off:
+        message = "without context_fmha the attention workspace grows with the square of the prompt length"
+        yield _note("warning", "attention-workspace", view, "context_fmha", message, "build.flags.context_fmha=enable")
     if off and not view.is_passed("max_input_len"):
         message = f"max_input_len must be given when {' and '.join(off)} is off: it sizes the engine then"
         yield _error("input-len-needed", view, "max_input_len", message, "set limits.max_input_len")
@@ -87,6 +90,10 @@ def context_logits(view: BuildView) -> Iterator[Finding]:
         if view.max_draft_len > 0:
             message = f"{key} cannot be combined with max_draft_len={view.max_draft_len}: the builder refuses"
             yield _error("context-logits-with-drafts", view, key, message, f"drop {key} or speculative decoding")
+        if view.job.vocab_size:
+            size = view.number("max_num_tokens") * view.job.vocab_size * 4 / 2**30
+            message = f"{key} keeps logits of a whole step in memory: {size:.1f} GiB on the last ranks (estimated)"
+            yield _note("info", "context-logits-memory", view, key, message, "a smaller limits.max_num_tokens")
         if view.job.reuse_kv:
             message = f"{key} keeps KV cache reuse from skipping prompt work"
             yield _note("warning", "context-logits-kv-reuse", view, key, message, f"build.flags.{key}=false")

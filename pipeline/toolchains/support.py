@@ -45,6 +45,7 @@ def check_support(job: ToolJob, family: Family, release: Release, algorithm: str
     """Collect what the matrix says about a job: errors for no, warnings for what nobody states."""
     return [
         *_family(family, release),
+        *_transformers(family, release),
         *_algorithm(job, family, algorithm),
         *(_gpu(job, job.sm, release, algorithm) if job.sm is not None else []),
     ]
@@ -59,6 +60,17 @@ def _family(family: Family, release: Release) -> list[Finding]:
         message = f"{family.name}: nothing states that release {release.version} has it; {family.unverified_before} has"
         return [Finding("family-unverified", "warning", "toolchain", message)]
     return []
+
+
+def _transformers(family: Family, release: Release) -> list[Finding]:
+    """A bundled transformers that is older than the model fails while it loads the config."""
+    bundled = release.document["versions"].get("transformers")
+    if family.since and not release.at_least(family.since):
+        return []  # an error says so already
+    if not family.transformers or not bundled or version_key(bundled) >= version_key(family.transformers):
+        return []
+    message = f"release {release.version} bundles transformers {bundled}; {family.name} came with {family.transformers}"
+    return [Finding("transformers-old", "warning", "toolchain", message, "use a newer toolchain, or target=llmapi")]
 
 
 def _algorithm(job: ToolJob, family: Family, algorithm: str) -> list[Finding]:

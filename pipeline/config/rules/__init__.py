@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pipeline.config.rules import jobs, limits, memory, parallel, precision
+from pipeline.config.rules import engine, jobs, limits, memory, parallel, precision
 from pipeline.errors import Finding
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     *precision.RULES,
     *parallel.RULES,
     *limits.RULES,
+    *engine.RULES,
     *memory.RULES,
 )
 

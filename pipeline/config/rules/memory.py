@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pipeline.config.rules.parallel import valid_tp
 from pipeline.config.sizing import budget_of, device_of, layout_of, load_of, longest_fitting
 from pipeline.config.spec import Spec
-from pipeline.errors import Finding
+from pipeline.errors import Finding, Severity
 from pipeline.facts.memory import GIB, RankMemory
 
 
@@ -19,9 +19,11 @@ def fit(spec: Spec) -> Iterator[Finding]:
         return
     worst = max(budget.per_gpu, key=lambda rank: rank.total_bytes)
     place = "this machine" if spec.target.resolved == "reference" else spec.hardware.gpu
+    # Streamed weights stay on the host; how much of them the GPU holds is a run-time setting.
+    severity: Severity = "warning" if spec.build.weight_streaming else "error"
     yield Finding(
         "memory-fit",
-        "error",
+        severity,
         "limits",
         f"rank {worst.rank} needs {_gib(worst.total_bytes)} with one sequence of {spec.limits.max_seq_len} tokens "
         f"({_parts(worst)}); {place} has {_gib(worst.capacity_bytes)}",
@@ -58,9 +60,13 @@ def _ways_out(spec: Spec) -> Iterator[str]:
     target, release = spec.target.resolved, spec.toolchain.release
     layout = layout_of(spec.precision, spec.parallel, target)
     device = device_of(spec.memory_bytes, target, release)
-    seq_len = longest_fitting(shape, layout, load_of(spec.limits), device)
-    if seq_len:
-        yield f"limits.max_seq_len={seq_len}"
+    load = load_of(spec.limits, spec.speculative)
+    drafts = load.max_seq_len - spec.limits.max_seq_len
+    seq_len = longest_fitting(shape, layout, load, device)
+    if seq_len and seq_len > drafts:
+        yield f"limits.max_seq_len={seq_len - drafts}"
+    for name, value in _smaller_steps(spec):
+        yield f"limits.{name}={value}"
     if target == "reference":
         return
     for tp in (size for size in (2, 4, 8, 16) if size > spec.parallel.tp and size in valid_tp(shape)):
@@ -75,6 +81,19 @@ def _ways_out(spec: Spec) -> Iterator[str]:
         budget = budget_of(dataclasses.replace(spec, precision=halved))
         if budget is not None and budget.fits:
             yield "precision=fp8 precision.kv_cache=fp8"
+
+
+def _smaller_steps(spec: Spec) -> Iterator[tuple[str, int]]:
+    """Yield the largest smaller batch and the largest smaller step with which the job fits, each on its own."""
+    for name, least in (("max_batch_size", 1), ("max_num_tokens", 256)):
+        value = getattr(spec.limits, name) // 2
+        while value >= least:
+            limits = dataclasses.replace(spec.limits, **{name: value})
+            budget = budget_of(dataclasses.replace(spec, limits=limits))
+            if budget is not None and budget.fits:
+                yield name, value
+                break
+            value //= 2
 
 
 def _parts(rank: RankMemory) -> str:
