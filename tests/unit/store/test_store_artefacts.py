@@ -18,6 +18,7 @@ from pipeline.errors import ExitCode, StoreError
 from pipeline.store import files
 from pipeline.store.digest import list_tree, tree_digest
 from pipeline.store.explain import explain
+from pipeline.store.faults import store_error
 from pipeline.store.inspect import verify
 from pipeline.store.keys import KeyDocument, action_key, canonical_json, content_key
 from pipeline.store.record import Record, contents
@@ -410,3 +411,8 @@ assert inspect.verify(store) == []
 assert len(list(store.artefacts.iterdir())) == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd="/")
+
+
+def test_full_disk_names_what_was_written_not_what_was_read(tmp_path: Path) -> None:
+    error = OSError(28, "No space left on device", "/src/read", None, str(tmp_path / "written"))
+    assert f"cannot write {tmp_path}/written: No space left" in store_error(error, tmp_path).message
