@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.spec import Spec
 from pipeline.errors import Finding
 from pipeline.facts import releases
+from pipeline.logs import has_secret
+
+
+def no_secrets(spec: Spec) -> Iterator[Finding]:
+    """What is written here goes into manifests, records and the names of folders."""
+    for path, text in _texts(spec.as_dict(), ""):
+        if has_secret(text):
+            yield Finding(
+                "secret-in-configuration",
+                "error",
+                path,
+                f"{path} holds what looks like a token or password; it would be kept in manifests and records",
+                "give tokens by environment variable (HF_TOKEN), never as part of a name, path or URL",
+            )
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item, path)
+    elif isinstance(value, str):
+        yield path, value
 
 
 def engine_release(spec: Spec) -> Iterator[Finding]:
@@ -188,6 +214,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 RULES = (
+    no_secrets,
     engine_release,
     llmapi_release,
     engine_hardware,
