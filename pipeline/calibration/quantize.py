@@ -120,7 +120,7 @@ class _Job:
         self._request, self._progress, self._log = request, progress, log
         self._text: CalibrationText = read_calibration(request.text, encode)
         self._options = replace(request.options, kv_scale_floor=0.0)
-        opened = open_source(request.source)
+        opened = open_source(request.source, dequantize=True)
         self._source = opened
         self._linears = layer_linears(opened)
         self._architecture = read_architecture(opened.config, str(opened.path))
@@ -279,7 +279,7 @@ class _Job:
         if (plain / "config.json").is_file() and note.is_file() and json.loads(note.read_text()) == wanted:
             return plain
         shutil.rmtree(plain, ignore_errors=True)
-        options = ConvertOptions(dtype=self._options.dtype, digest_source=False)
+        options = ConvertOptions(dtype=self._options.dtype, digest_source=False, dequantize=True)
         convert_checkpoint(self._request.source, plain, options=options, progress=self._progress)
         note.write_text(json.dumps(wanted), encoding="utf-8")
         return plain

@@ -47,7 +47,7 @@ def convert_checkpoint(
     """
     options = options or ConvertOptions()
     began = time.monotonic()
-    opened = open_source(source)
+    opened = open_source(source, dequantize=options.dequantize)
     try:
         plan = plan_conversion(opened, options)
         _prepare_folder(out, plan)

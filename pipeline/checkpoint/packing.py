@@ -10,6 +10,7 @@ the model's type.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ class _Rank:
 def _even(info: TensorInfo) -> Iterator[tuple[int, int]]:
     ends = [stop for _, stop in row_blocks(info)]
     cuts = [0, *sorted({stop - stop % 2 for stop in ends[:-1]} - {0}), info.rows]
-    return zip(cuts[:-1], cuts[1:], strict=True)
+    return itertools.pairwise(cuts)
 
 
 def _is_linear(name: str, info: TensorInfo) -> bool:
@@ -115,8 +116,8 @@ def _pack_rank(file: _Rank, stage: list[_Rank], path: Path, algorithm: str, dtyp
             if name in packed:
                 _pack(name, file, stage, writer, algorithm, dtype)
                 continue
-            for start, rows in file.blocks(name):
-                writer.write(name, start * info.cols * itemsize(info.dtype), rows)
+            for start, block in file.blocks(name):
+                writer.write(name, start * info.cols * itemsize(info.dtype), block)
         writer.finish()
     except BaseException:
         writer.abandon()

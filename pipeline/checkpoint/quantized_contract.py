@@ -36,6 +36,8 @@ def quantized_layer(config: Mapping[str, Any], layer: Mapping[str, Spec]) -> dic
     elif isinstance(algorithm, str) and algorithm in _MODELOPT:
         for module, shape in _weights(layer):
             specs = _MODELOPT[algorithm](shape, str(config["dtype"]), int(quantization.get("group_size") or 128))
+            if not quantization.get("has_zero_point"):
+                specs.pop("zero", None)
             tensors.update({f"{module}.{name}": spec for name, spec in specs.items()})
     elif algorithm not in (None, "W8A16", "W4A16"):
         raise SourceError(f"config.json: no contract for quant_algo {algorithm}")
@@ -114,10 +116,25 @@ def _nvfp4(shape: tuple[int, ...], dtype: str, group: int) -> dict[str, Spec]:
     }
 
 
-# Schemes that nvidia-modelopt writes; measured on exports of version 0.47.
+def _gptq(bits: int) -> Callable[[tuple[int, ...], str, int], dict[str, Spec]]:
+    """Groups with zero points in the portable layout; ``group`` -1 is a whole row."""
+
+    def tensors(shape: tuple[int, ...], dtype: str, group: int) -> dict[str, Spec]:
+        out, width = shape
+        grouped = ((out, width // group if group > 0 else 1), "float32")
+        rows = out // 2 if bits == 4 else out
+        return {"weight": ((rows, width), "int8"), "weights_scaling_factor": grouped, "zero": grouped}
+
+    return tensors
+
+
+# Schemes of portable layouts. The AWQ kinds, NVFP4 and INT8 are what nvidia-modelopt writes, as measured on exports of
+# version 0.47.
 _MODELOPT: Mapping[str, Callable[[tuple[int, ...], str, int], dict[str, Spec]]] = {
     "W8A8_SQ_PER_CHANNEL": _int8_per_channel,
     "W4A16_AWQ": _awq,
     "W4A8_AWQ": _awq_int8,
     "NVFP4": _nvfp4,
+    "W4A16_GPTQ": _gptq(4),
+    "W8A16_GPTQ": _gptq(8),
 }

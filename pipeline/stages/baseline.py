@@ -112,7 +112,7 @@ def _unquantized(context: StageContext, source: Path, digest: str, protocol: Pro
     opened = open_source(source)
     dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype") or "float32")
     opened.close()
-    convert_checkpoint(source, scratch / "checkpoint", options=ConvertOptions(dtype=dtype))
+    convert_checkpoint(source, scratch / "checkpoint", options=ConvertOptions(dtype=dtype, dequantize=True))
     write_tokenizer(source, scratch / "tokenizer")
     tokenizer = GateTokenizer.load(scratch / "tokenizer")
     engine = ReferenceEngine.load(scratch / "checkpoint", threads=context.spec.runner.threads or None)

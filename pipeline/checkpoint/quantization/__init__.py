@@ -13,7 +13,8 @@ from pipeline.checkpoint.quantization.fp8 import SOURCE_ARCHITECTURES, RowwiseFp
 from pipeline.checkpoint.quantization.kv_cache import kv_cache
 from pipeline.checkpoint.quantization.ranges import Ranges
 from pipeline.checkpoint.quantization.scheme import Scheme, SchemeContext, only_for
-from pipeline.checkpoint.readers import TensorInfo
+from pipeline.checkpoint.readers import TensorInfo, TensorSource
+from pipeline.checkpoint.readers.packed import PackedSource
 from pipeline.errors import ConfigError, SourceError
 
 __all__ = ["Scheme", "SchemeContext", "choose_scheme"]
@@ -75,8 +76,21 @@ def choose_scheme(context: SchemeContext) -> Scheme:
 
 def _weights(context: SchemeContext, ranges: Ranges | None) -> Scheme:
     quant = context.options.quant
+    if isinstance(context.source, PackedSource) or _holds_int8(context.source):
+        if quant is not None:
+            raise ConfigError(f"quant is {quant!r}, but the source's weights already are integers; expected none")
+        only_for(context, SOURCE_ARCHITECTURES, "a quantized source")
+        from pipeline.checkpoint.quantization.taken_over import SourceGroups, SourceInt8
+
+        packed = isinstance(context.source, PackedSource)
+        return SourceGroups(context, context.source) if packed else SourceInt8(context)  # type: ignore[arg-type]
     fp8_source = holds_fp8(context.source)
     _refuse_foreign_quantization(context, fp8_source)
+    if fp8_source and quant in (None, "fp8_rowwise") and _has_row_scales(context.source):
+        only_for(context, SOURCE_ARCHITECTURES, "an FP8 source")
+        from pipeline.checkpoint.quantization.taken_over import SourceRowwiseFp8
+
+        return SourceRowwiseFp8(context)
     if fp8_source:
         if quant not in (None, "fp8"):
             raise ConfigError(f"quant is {quant!r}, but the source's weights already are FP8; expected none or fp8")
@@ -110,6 +124,21 @@ def _weights(context: SchemeContext, ranges: Ranges | None) -> Scheme:
     from pipeline.checkpoint.quantization.fp8_static import StaticFp8
 
     return StaticFp8(context, ranges)
+
+
+def _holds_int8(source: TensorSource) -> bool:
+    """Say whether weights are int8 with a scale beside them."""
+    return any(
+        info.dtype == "int8" and name.endswith(".weight") and f"{name}_scale" in source.tensors
+        for name, info in source.tensors.items()
+    )
+
+
+def _has_row_scales(source: TensorSource) -> bool:
+    """Say whether FP8 weights have a scale per output and activations none."""
+    names = source.tensors
+    has_rows = any(info.rows > 1 for name, info in names.items() if name.endswith(".weight_scale"))
+    return has_rows and not any(name.endswith(".input_scale") for name in names)
 
 
 def _refuse_foreign_quantization(context: SchemeContext, fp8_source: bool) -> None:

@@ -10,11 +10,15 @@ from pipeline.errors import SourceError
 __all__ = ["TensorInfo", "TensorSource", "open_source"]
 
 
-def open_source(path: Path) -> TensorSource:
+def open_source(path: Path, *, dequantize: bool = False) -> TensorSource:
     """Open a source and verify all headers, without reading a weight.
+
+    Packed integers (GPTQ, AutoAWQ, compressed-tensors) are shown as int8 codes with scales beside them; see
+    :mod:`pipeline.checkpoint.readers.packed`.
 
     Args:
         path: A folder with config.json and weights, a ``.gguf`` file, or a folder with exactly one ``.gguf`` file.
+        dequantize: Show quantized weights as plain ones.
 
     Raises:
         SourceError: Nothing usable is there, or a file is damaged; names the file and the likely reason.
@@ -26,7 +30,18 @@ def open_source(path: Path) -> TensorSource:
         from pipeline.checkpoint.readers.gguf_file import GgufSource
 
         return GgufSource(gguf)
-    return ModelFolder(path)
+    folder = ModelFolder(path)
+    if not isinstance(folder.config.get("quantization_config"), dict):
+        return folder
+    from pipeline.checkpoint.readers.dequantized import DequantizedSource
+    from pipeline.checkpoint.readers.packed import unpacked
+
+    try:
+        source = unpacked(folder)
+    except BaseException:
+        folder.close()
+        raise
+    return DequantizedSource(source) if dequantize else source
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -71,7 +71,10 @@ class LinearSource:
         return self.checkpoint.vector(f"{self.prefix}.{suffix}", join, self.shape[1])[:, None]
 
     def per_group(self, suffix: str, size: int) -> npt.NDArray[Any]:
-        """Return a value per output and group of inputs as [N, K/size], in its stored type."""
+        """Return a value per output and group of inputs as [N, K/size], in its stored type; -1 is a whole row."""
+        if size < 0:
+            join: Join = "same" if self.join == "columns" else self.join
+            return self.checkpoint.tensor(f"{self.prefix}.{suffix}", join, (self.shape[0], 1))
         if self.shape[1] % size:
             raise EngineError(f"{self.prefix} has {self.shape[1]} inputs, no multiple of the group size {size}")
         return self.checkpoint.tensor(f"{self.prefix}.{suffix}", self.join, (self.shape[0], self.shape[1] // size))
@@ -159,6 +162,18 @@ def _awq(source: LinearSource) -> Linear:
     return Linear(weight, prepare=Scaled(to_float32(source.per_input("prequant_scaling_factor"))))
 
 
+def _gptq(bits: int) -> Callable[[LinearSource], Linear]:
+    def read(source: LinearSource) -> Linear:
+        codes = _unpack_int4(source) if bits == 4 else _as_int8(source.weight())
+        weight = codes * _spread(to_float32(_awq_scales(source)), source.shape)
+        if source.checkpoint.has(f"{source.prefix}.zero"):
+            zeros = source.per_group("zero", source.config.quantization.group_size)
+            weight += _spread(to_float32(zeros), source.shape)
+        return Linear(weight)
+
+    return read
+
+
 def _awq_fp8(source: LinearSource) -> Linear:
     second = np.float32(source.number("weights_scaling_factor_2"))
     weight = round_e4m3(_unpack_int4(source) * _spread(to_float32(_awq_scales(source)), source.shape) / second) * second
@@ -224,6 +239,8 @@ SCHEMES: Mapping[str, Callable[[LinearSource], Linear]] = {
     "W8A16": _weight_only(8),
     "W4A16": _weight_only(4),
     "W4A16_AWQ": _awq,
+    "W4A16_GPTQ": _gptq(4),
+    "W8A16_GPTQ": _gptq(8),
     "W4A8_AWQ": _awq_fp8,
     "NVFP4": _nvfp4,
 }
