@@ -243,6 +243,10 @@ def summary_lines(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+_OTHER_WITNESS = (
+    "this model needs another witness: gate.baseline_python=PYTHON, an interpreter with torch and transformers (extra "
+    "`oracle` under constraints/oracle.txt)"
+)
 _HINTS = {
     "failed": "see report.html; a coarser precision needs wider limits (gate.perplexity_ratio_max=...)",
     "inconclusive": "measure more text (gate=standard) or widen the limit",
@@ -258,4 +262,6 @@ def require_passed(document: Mapping[str, Any]) -> None:
     """
     verdict = document["verdict"]
     if verdict != "passed":
-        raise GateFailed(f"accuracy gate {verdict}: " + "; ".join(document["reasons"]), hint=_HINTS[verdict])
+        reasons = "; ".join(document["reasons"])
+        hint = _OTHER_WITNESS if "the candidate itself" in reasons else _HINTS[verdict]
+        raise GateFailed(f"accuracy gate {verdict}: {reasons}", hint=hint)
