@@ -282,6 +282,7 @@ class FrontendConfig:
     protect_metrics: bool = False
     max_input_len: int | None = field(default=None, metadata=between(1))
     max_body_bytes: int = field(default=16777216, metadata=between(1024))
+    head_timeout_s: float = field(default=20.0, metadata=between(0.1))
     body_timeout_s: float = field(default=60.0, metadata=between(0.1))
     max_stop_chars: int = field(default=1024, metadata=between(1))
     max_choices: int = field(default=2048, metadata=between(1))

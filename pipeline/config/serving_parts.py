@@ -31,6 +31,7 @@ class Frontend:
         protect_metrics: Whether ``/metrics`` needs a key.
         max_input_len: Prompt tokens at most; None for the context.
         max_body_bytes: Largest request body.
+        head_timeout_s: How long a request head may take to arrive.
         body_timeout_s: How long a body may take to arrive.
         max_stop_chars: Longest stop string.
         max_choices: Sequences of one request.
@@ -63,6 +64,7 @@ class Frontend:
     protect_metrics: bool = field(metadata=identity())
     max_input_len: int | None = field(metadata=identity())
     max_body_bytes: int = field(metadata=identity())
+    head_timeout_s: float = field(metadata=identity())
     body_timeout_s: float = field(metadata=identity())
     max_stop_chars: int = field(metadata=identity())
     max_choices: int = field(metadata=identity())

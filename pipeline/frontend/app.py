@@ -250,6 +250,47 @@ def _version() -> str:
         return "0"
 
 
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_REFUSALS = {
+    "400": "The request cannot be served as it is",
+    "401": "No valid API key",
+    "404": "No such model",
+    "408": "The body took too long to arrive",
+    "413": "The body is too large",
+    "429": "Too much is waiting already",
+    "500": "The server or the model failed",
+    "501": "This model cannot do that",
+    "503": "The model cannot be reached, or the server is shutting down",
+}
+
+
+def _document_answers(path: str, responses: dict[str, Any]) -> None:
+    """Add what may be answered instead of a result."""
+    schema = {"$ref": "#/components/schemas/Error"}
+    responses.pop("422", None)
+    if path == "/metrics":
+        responses["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    elif path in ("/v1/chat/completions", "/v1/completions"):
+        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    for status, text in _REFUSALS.items():
+        responses[status] = {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """Return the description, with the schemas of bodies that the framework does not read itself."""
     if app.openapi_schema is None:
@@ -259,5 +300,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(schema.pop("$defs", {}))
             schemas[model.__name__] = schema
+        schemas["Error"] = _ERROR_SCHEMA
+        for path, operations in description["paths"].items():
+            for operation in operations.values():
+                _document_answers(path, operation["responses"])
         app.openapi_schema = description
     return app.openapi_schema

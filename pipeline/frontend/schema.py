@@ -188,6 +188,13 @@ class ChatRequest(Generation):
 class TokenizeRequest(Body):
     """Body of ``/tokenize``: a prompt or a conversation."""
 
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        protected_namespaces=(),
+        json_schema_extra={"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]},
+    )
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=4096)

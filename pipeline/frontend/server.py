@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from pipeline.errors import PreflightError
 from pipeline.frontend.app import create_app
+from pipeline.frontend.http_heads import bounded_heads
 from pipeline.frontend.settings import FrontendSettings, LogFormat
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ def serve(settings: FrontendSettings, *, on_ready: Callable[[], None] = lambda: 
         access_log=False,
         server_header=False,
         lifespan="on",
+        http=bounded_heads(settings.head_timeout_s),
         timeout_graceful_shutdown=int(settings.drain_s),
         timeout_keep_alive=75,
     )

@@ -46,6 +46,7 @@ class FrontendSettings:
         api_keys_env: Environment variable with comma-separated keys.
         protect_metrics: Whether ``/metrics`` needs a key too.
         max_body_bytes: Larger bodies get 413 before they are read.
+        head_timeout_s: A request head that takes longer to arrive gets 408.
         body_timeout_s: A body that takes longer to arrive gets 408.
         max_stop_chars: Longest stop string.
         max_choices: Prompts times n (or best_of) in one request.
@@ -84,6 +85,7 @@ class FrontendSettings:
     api_keys_env: str = ""
     protect_metrics: bool = False
     max_body_bytes: int = 16 * 1024 * 1024
+    head_timeout_s: float = 20.0
     body_timeout_s: float = 60.0
     max_stop_chars: int = 1024
     max_choices: int = 2048
