@@ -77,6 +77,9 @@ def run_job(spec: Spec, output: Output) -> Made:
     if "emit" not in result.stages:
         raise _unfinished(spec, result)
     export = export_tree(result.artefact("emit"), Path(spec.output_dir))
+    loaded = result.stages["verify"].record.facts.get("loaded") if "verify" in result.stages else None
+    if isinstance(loaded, dict) and loaded.get("by") is None:
+        output.note(f"warning: not tried in a real server: {loaded.get('reason')}")
     if export.changed:
         output.note(f"put right in {export.path}, as changed by hand: {', '.join(export.changed)}")
     if export.moved:

@@ -139,9 +139,9 @@ def _shape(config: schema.Config, source: spec.Source) -> tuple[Architecture | N
 
 def _local_config(path: Path) -> Mapping[str, Any] | None:
     file = path / "config.json"
-    if not file.is_file():  # opening a pipe would wait for its other end
-        return None
     try:
+        if not file.is_file():  # opening a pipe would wait for its other end
+            return None
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None  # no folder, or a GGUF file; the fetch stage looks closer and says what is wrong

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pipeline.errors import StoreError
 from pipeline.store.faults import store_errors
-from pipeline.store.files import copy_file, remove_tree
+from pipeline.store.files import copy_tree, remove_tree
 
 # Lies in every export: which artefact it is, and size and time of each file as we left them.
 RECORD_NAME = ".export.json"
@@ -92,7 +92,7 @@ def _replace(artefact: Path, target: Path, expected: Rows) -> Path | None:
     """
     fresh = _beside(target, "new")
     try:
-        _copy_tree(artefact, fresh)
+        _write_export(artefact, fresh)
         if not target.exists():
             fresh.rename(target)
             return None
@@ -133,14 +133,8 @@ def _retire(old: Path, target: Path, expected: Rows) -> Path | None:
     return moved
 
 
-def _copy_tree(source: Path, target: Path) -> None:
-    target.mkdir()
-    for folder, folders, names in os.walk(source):
-        there = target / Path(folder).relative_to(source)
-        for name in folders:
-            (there / name).mkdir()
-        for name in names:
-            copy_file(Path(folder, name), there / name)
+def _write_export(source: Path, target: Path) -> None:
+    copy_tree(source, target)
     record = {"artefact": source.name, "files": list(_rows(target).values())}
     (target / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import copyfile, copytree
 from typing import Any
 
 from pipeline.config.spec import Spec
 from pipeline.errors import SourceError
 from pipeline.stages.base import StageContext
 from pipeline.stages.manifest import NAME, file_digests, manifest, write_json
+from pipeline.store.files import copy_tree
 
 REPOSITORY = "model_repository"
 FRONTEND_SETTINGS = "frontend/frontend.json"
@@ -47,8 +47,8 @@ class EmitStage:
                 threads=spec.runner.threads or None,
             ),
         )
-        copytree(tokenizer, out / "tokenizer", copy_function=copyfile)
-        copytree(context.inputs["validate"], out, copy_function=copyfile, dirs_exist_ok=True)
+        copy_tree(tokenizer, out / "tokenizer")
+        copy_tree(context.inputs["validate"], out)
         (out / "frontend").mkdir()
         write_json(out / FRONTEND_SETTINGS, _frontend_settings(spec, limits["max_seq_len"]))
         (out / "compose.yaml").write_text(compose_file(spec), encoding="utf-8")

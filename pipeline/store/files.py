@@ -113,3 +113,18 @@ def copy_file(source: Path, target: Path) -> None:
             done += count
         executable = os.fstat(reader.fileno()).st_mode & stat.S_IXUSR
         os.fchmod(writer.fileno(), 0o755 if executable else 0o644)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder's content into a folder, which may exist. Permissions stay behind: the copy can be written to.
+
+    Raises:
+        OSError: A file exists there already, or the disk is full.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for folder, folders, names in os.walk(source):
+        there = target / Path(folder).relative_to(source)
+        for name in folders:
+            (there / name).mkdir(exist_ok=True)
+        for name in names:
+            copy_file(Path(folder, name), there / name)

@@ -138,8 +138,13 @@ def source(spec: Spec) -> Iterator[Finding]:
     where = spec.source
     if where.kind == "local" and not where.path:
         yield Finding("source-path", "error", "model.path", "source=local without a path", "model.path=/data/model")
-    elif where.kind == "local" and not Path(where.path).exists():
-        yield Finding("source-path", "error", "model.path", f"{where.path} does not exist", "check model.path")
+    elif where.kind == "local":
+        try:
+            problem = "" if Path(where.path).exists() else "does not exist"
+        except OSError as error:  # a folder above it that this user may not enter
+            problem = f"cannot be looked at: {error.strerror}"
+        if problem:
+            yield Finding("source-path", "error", "model.path", f"{where.path} {problem}", "check model.path")
     if where.kind == "hub" and not where.id:
         hint = "model.id=org/name, or model.path=/data/model"
         yield Finding("source-id", "error", "model.id", "no model is named", hint)

@@ -143,3 +143,20 @@ def test_run_and_plan_refuse_an_output_folder_before_any_work(
         (finding,) = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["severity"] == "error"]
         assert (finding["rule"], finding["path"]) == ("place", "output_dir")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+
+
+class ToyVerify(ToyEmit):
+    name = "verify"
+
+    def run(self, context: StageContext) -> None:
+        super().run(context)
+        context.facts["loaded"] = {"by": None, "reason": "libpython is missing"}
+
+
+def test_run_says_each_time_that_no_server_was_tried(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline.stages, "all_stages", lambda spec, resolve: [ToyEmit(), ToyVerify()])
+    for _ in range(2):
+        assert main(["target=reference"]) == 0
+        assert "not tried in a real server: libpython is missing" in capsys.readouterr().err

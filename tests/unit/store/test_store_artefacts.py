@@ -416,3 +416,18 @@ assert len(list(store.artefacts.iterdir())) == 1
 def test_full_disk_names_what_was_written_not_what_was_read(tmp_path: Path) -> None:
     error = OSError(28, "No space left on device", "/src/read", None, str(tmp_path / "written"))
     assert f"cannot write {tmp_path}/written: No space left" in store_error(error, tmp_path).message
+
+
+def test_copy_tree_leaves_permissions_behind(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "deep" / "x").write_text("1")
+    (source / "run").touch(mode=0o755)
+    files.make_read_only(source)
+    source.chmod(0o555)
+    (tmp_path / "target").mkdir()
+    files.copy_tree(source, tmp_path / "target")
+    target = tmp_path / "target"
+    modes = {path.relative_to(target).as_posix(): path.stat().st_mode & 0o700 for path in target.rglob("*")}
+    assert modes == {"deep": 0o700, "deep/empty": 0o700, "deep/x": 0o600, "run": 0o700}
+    assert target.stat().st_mode & 0o200
