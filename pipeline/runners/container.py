@@ -15,8 +15,8 @@ from typing import Literal
 
 from pipeline.errors import ToolError
 from pipeline.runners import process
-from pipeline.runners.execution import Supervision, supervise
-from pipeline.runners.exits import ENGINE_ERROR, engine_message
+from pipeline.runners.execution import Supervision, ended_by_itself, supervise
+from pipeline.runners.exits import engine_message
 from pipeline.runners.job import Bind, Cancel, ContainerJob, Image, OnLine, Options, by_digest, repository_of
 from pipeline.runners.owner import OWNER_LABEL, STORE_LABEL, Owner
 from pipeline.runners.preparation import prepared
@@ -101,7 +101,7 @@ class ContainerRunner:
                 return supervise(argv, own, how, log_path=log_path, on_line=on_line, cancel=cancel)
             except BaseException as error:
                 # SAFETY: a client that was ended, or lost its daemon for a moment, may have left the container behind.
-                if not _ended_by_itself(error):
+                if not ended_by_itself(error):
                     self._remove([own.name])
                 raise
 
@@ -216,11 +216,6 @@ class ContainerRunner:
         lines: list[str] = []
         done = process.run([self._program, *arguments], timeout_s=timeout_s, on_line=lines.append, check=False)
         return done.returncode, lines
-
-
-def _ended_by_itself(error: BaseException) -> bool:
-    """Say whether the program's own end is what went wrong; then its container is gone too."""
-    return isinstance(error, ProcessFailed) and not error.timed_out and 0 < error.returncode != ENGINE_ERROR
 
 
 def visible_devices(environment: Mapping[str, str]) -> tuple[str, ...]:

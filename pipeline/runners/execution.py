@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.runners.child import GRACE_S, Child
-from pipeline.runners.exits import explain
+from pipeline.runners.exits import ENGINE_ERROR, explain
 from pipeline.runners.job import Cancel, Cancelled, ContainerJob, OnLine
 from pipeline.runners.process import TAIL_LINES, Completed, ProcessFailed
 
@@ -78,6 +78,11 @@ def supervise(
         what, hint = explain(done.returncode, done.tail, place=how.place, engine=how.engine)
         raise _failed(job, done, what, hint, log_path)
     return done
+
+
+def ended_by_itself(error: BaseException) -> bool:
+    """Say whether the program's own end is what went wrong; then its container is gone too."""
+    return isinstance(error, ProcessFailed) and not error.timed_out and 0 < error.returncode != ENGINE_ERROR
 
 
 def _wait(child: Child, timeout_s: float | None, cancel: Cancel | None) -> Ending:

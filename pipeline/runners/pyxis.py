@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.errors import ToolError
 from pipeline.runners import process
-from pipeline.runners.execution import Supervision, supervise
+from pipeline.runners.execution import Supervision, ended_by_itself, supervise
 from pipeline.runners.job import Bind, Cancel, ContainerJob, Image, OnLine, Options, by_digest
 from pipeline.runners.owner import Owner
 from pipeline.runners.preparation import prepared
@@ -86,7 +86,13 @@ class PyxisRunner:
         how = Supervision(place=job.image, stop=stop, grace_s=self._options.grace_s)
         repeat = self.command_line(job)
         with prepared(job, argv, repeat=repeat, caller=self._options.caller, log_path=log_path):
-            return supervise(argv, own, how, log_path=log_path, on_line=on_line, cancel=cancel)
+            try:
+                return supervise(argv, own, how, log_path=log_path, on_line=on_line, cancel=cancel)
+            except BaseException as error:
+                # SAFETY: srun may have been ended while Slurm was still making the job.
+                if stop and not ended_by_itself(error):
+                    stop()
+                raise
 
     def sweep(self) -> tuple[str, ...]:
         """Cancel jobs whose owner on this machine has died. A step inside an allocation ends with it."""
