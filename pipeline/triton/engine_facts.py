@@ -98,7 +98,7 @@ def _facts(document: Mapping[str, Any]) -> EngineFacts:
         max_num_tokens=int(build["max_num_tokens"]) if build.get("max_num_tokens") else None,
         max_beam_width=int(build.get("max_beam_width") or 1),
         kv_cache=str(build.get("kv_cache_type") or "paged").rpartition(".")[2].lower(),
-        paged_context_fmha=_is_on(plugins.get("use_paged_context_fmha")),
+        paged_context_fmha=_is_on(plugins.get("use_paged_context_fmha", build.get("use_paged_context_fmha"))),
         context_logits=gathers_all or bool(build.get("gather_context_logits")),
         generation_logits=gathers_all or bool(build.get("gather_generation_logits")),
         speculative=_speculative(build.get("speculative_decoding_mode")),

@@ -51,7 +51,7 @@ class TritonPythonModel:
                 break
             if self.delay_s:
                 time.sleep(self.delay_s)
-                # Not in the thread of execute(): there, a cancellation that meets a response can hang Triton 2.51.
+                # Asked in a thread of its own, as the models of the repositories do: execute() is never held up.
                 if request.is_cancelled():
                     reason = "cancelled"
                     break
