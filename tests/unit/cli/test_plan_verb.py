@@ -119,24 +119,27 @@ def test_every_combination_is_planned_without_a_crash(parts: dict[str, dict[str,
     base = compose_config(["hardware=cpu"])
     out = Output("json", stdout=(tmp_path / "out").open("w"), stderr=(tmp_path / "err").open("w"))
     count = 0
-    names = itertools.product(OPTIONS["model"], OPTIONS["precision"], OPTIONS["hardware"], ["single", "tp4_pp2"])
-    for model, precision, hardware, parallel in names:
+    # GPUs and splits take turns; test_plan_engine walks their whole product with fewer models.
+    for number, (model, precision) in enumerate(itertools.product(OPTIONS["model"], OPTIONS["precision"])):
+        hardware = OPTIONS["hardware"][number % len(OPTIONS["hardware"])]
+        parallel = ("single", "tp4_pp2")[number // 7 % 2]
         chosen = {"model": model, "precision": precision, "hardware": hardware, "parallel": parallel}
-        if model == "hf" or (hardware in ("auto", "cpu") and precision != "fp8"):
+        if model == "hf":
             continue
         for group, name in chosen.items():
             setattr(base.config, group, parts[group][name])
         spec = resolve.resolve(Composed(base.config, {**base.choices, **chosen}, base.search_path))
         plan = make_plan(spec)
         json.dumps(document(plan))
-        show(plan, out)
+        if number % 3 == 0:
+            show(plan, out)
         for finding in plan.findings:
             assert finding.message and finding.rule == finding.rule.lower()
             assert finding.severity != "error" or finding.hint
         count += 1
     out.stdout.close()
     out.stderr.close()
-    assert count > 1500
+    assert count > 350
 
 
 HEAVY = (

@@ -29,6 +29,31 @@ PUBLISHED = {
     "smollm2": 134_515_008,
 }
 
+# Billions as the model cards print them.
+PRINTED = {
+    "qwen2_5_0_5b": 0.49,
+    "qwen2_5_1_5b": 1.54,
+    "qwen2_5_3b": 3.09,
+    "qwen2_5_14b": 14.7,
+    "qwen2_5_32b": 32.5,
+    "qwen2_5_72b": 72.7,
+    "qwen3_0_6b": 0.6,
+    "qwen3_1_7b": 1.72,
+    "qwen3_4b": 4.0,
+    "qwen3_14b": 14.8,
+    "qwen3_32b": 32.8,
+    "gemma_7b": 8.54,
+    "gemma2_2b": 2.61,
+    "gemma2_27b": 27.2,
+    "gemma3_1b": 1.0,
+    "llama3_2_1b": 1.23,
+    "llama3_2_3b": 3.21,
+    "llama3_3_70b": 70.6,
+    "mixtral_8x22b": 141.0,
+    "phi3_medium": 14.0,
+    "gpt2": 0.124,
+}
+
 
 @cache
 def option(name: str) -> dict[str, Any]:
@@ -44,8 +69,16 @@ def test_shape_of_a_shipped_model_has_the_published_number_of_parameters(name: s
     assert option(name)["license"]
 
 
+@pytest.mark.parametrize("name", PRINTED)
+def test_shape_of_a_shipped_model_has_the_size_its_card_prints(name: str) -> None:
+    shape = Architecture(**option(name)["architecture"])
+    assert shape.parameters == pytest.approx(PRINTED[name] * 1e9, rel=0.01)
+    assert FAMILIES[shape.architecture] == option(name)["family"]
+    assert option(name)["license"]
+
+
 def test_every_shipped_model_is_checked() -> None:
-    assert {file.stem for file in conf_root().glob("model/*.yaml")} == {*PUBLISHED, "hf"}
+    assert {file.stem for file in conf_root().glob("model/*.yaml")} == {*PUBLISHED, *PRINTED, "hf"}
 
 
 LLAMA = {
