@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test test-oracle check bench clean
+.PHONY: help setup run serve test test-oracle test-clients test-soak check bench clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,9 +43,28 @@ $(VENV)-oracle/.ready: pyproject.toml constraints/oracle.txt
 test-oracle: $(VENV)-oracle/.ready ## Compare with transformers itself (installs a CPU torch in an environment of its own)
 	$(VENV)-oracle/bin/python -m pytest -m oracle $(ARGS)
 
+# Clients pin what the product does not, and one another differently: an environment for each, made only when asked for.
+CLIENTS := $(VENV)-clients
+$(CLIENTS)/.ready: Makefile
+	mkdir -p $(CLIENTS)/node
+	$(PYTHON) -m venv $(CLIENTS)/lm-eval
+	$(CLIENTS)/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]==0.4.13' 'transformers==4.57.6'
+	$(PYTHON) -m venv $(CLIENTS)/schemathesis
+	$(CLIENTS)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check 'schemathesis==4.32.5'
+	$(PYTHON) -m venv $(CLIENTS)/aiperf
+	$(CLIENTS)/aiperf/bin/python -m pip install --quiet --disable-pip-version-check 'aiperf==0.13.0'
+	cd $(CLIENTS)/node && npm install --no-audit --no-fund --no-save openai@6.49.0
+	@touch $@
+
+test-clients: $(VENV)/.ready $(CLIENTS)/.ready ## Serve a tiny model to real clients (openai for node, lm-eval, aiperf, schemathesis, chromium)
+	$(BIN)/python -m pytest -m clients $(ARGS)
+
+test-soak: $(VENV)/.ready ## Hold the frontend under load for minutes (SOAK_REQUESTS=100000)
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
 bench: $(VENV)/.ready ## Print the performance ratios of this machine
 	$(BIN)/python bench/convert.py
 	$(BIN)/python bench/startup.py
 
 clean: ## Remove environments, caches and results; keeps nothing
-	rm -rf $(VENV) $(VENV)-oracle .tritonserver .pipeline dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients .tritonserver .pipeline dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
