@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ class ReferenceBuildStage:
     """
 
     name = "build"
-    version = 2
+    version = 3
     inputs: tuple[str, ...] = ("convert",)
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
@@ -29,13 +30,19 @@ class ReferenceBuildStage:
         """Pack the checkpoint."""
         from pipeline.checkpoint.hfconfig import load_config
         from pipeline.checkpoint.packing import is_packable, pack_weight_only
-        from pipeline.store.files import link_or_copy
+        from pipeline.checkpoint.storage import storage_table
 
         checkpoint, engine = context.inputs["convert"] / "checkpoint", context.out / "engine"
         engine.mkdir()
         if is_packable(load_config(checkpoint / "config.json")):
             pack_weight_only(checkpoint, engine)
-            return
+        else:
+            self._link(context, checkpoint, engine)
+        context.facts["storage"] = [dataclasses.asdict(row) for row in storage_table(engine)]
+
+    def _link(self, context: StageContext, checkpoint: Path, engine: Path) -> None:
+        from pipeline.store.files import link_or_copy
+
         files = sorted(checkpoint.iterdir())
         for count, path in enumerate(files, start=1):
             link_or_copy(path, engine / path.name)

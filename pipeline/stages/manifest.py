@@ -46,6 +46,8 @@ def manifest(spec: Spec, records: Mapping[str, Record], gate: Mapping[str, Any])
         "limits": dataclasses.asdict(spec.limits),
         "converter": {"name": spec.converter.resolved, "note": _NATIVE_NOTE},
         "conversion": facts["convert"]["conversion"],
+        "calibration": facts["convert"].get("calibration"),
+        "storage": facts["build"].get("storage", []),
         "tokenizer": facts["convert"]["tokenizer"],
         "toolchain": {"release": spec.toolchain.release, "serve_image": spec.toolchain.serve_image},
         "gate": {

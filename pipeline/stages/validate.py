@@ -12,14 +12,15 @@ from pipeline.stages.base import StageContext
 from pipeline.stages.baseline import NAME
 from pipeline.stages.engine_faults import engine_faults
 from pipeline.stages.gate_options import protocol_of, thresholds_of
+from pipeline.stages.parity import parity_section
 
 
 class ValidateStage:
     """Output: ``gate.json``, ``junit.xml``, ``report.html``. A verdict other than passed ends the run."""
 
     name = "validate"
-    version = 2
-    inputs: tuple[str, ...] = ("convert", "build", "baseline")
+    version = 3
+    inputs: tuple[str, ...] = ("fetch", "convert", "build", "baseline")
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
         """Return protocol and limits, the defaults of the precision filled in."""
@@ -56,10 +57,13 @@ class ValidateStage:
                 bos_id=tokenizer.bos_id,
                 progress=context.progress,
             )
+            parity = parity_section(context, engine, tokenizer.encode(shipped_text()))
         # The store's record has the time; the result itself is the same on every run.
         document = gate_document(
             dataclasses.replace(evaluation, seconds=0.0), judge(evaluation, thresholds), thresholds
         )
+        document["parity"] = dict(parity)
+        document["storage"] = list(context.records["build"].facts.get("storage", []))
         write_results(context.out, document)
         write_report(context.out, manifest=_subject(spec), evaluation_json=document)
         for line in summary_lines(document):

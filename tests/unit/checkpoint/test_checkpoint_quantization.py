@@ -241,8 +241,8 @@ def test_packed_weights_are_refused_with_the_name_of_their_method(tmp_path: Path
     tensors = llama_tensors(config())
     del tensors["model.layers.0.mlp.up_proj.weight"]
     tensors["model.layers.0.mlp.up_proj.qweight"] = np.ones((4, 48), np.int32)
-    source = save(tmp_path / "m", config(quantization_config={"quant_method": "gptq"}), tensors)
-    with pytest.raises(SourceError, match="quantized by gptq"):
+    source = save(tmp_path / "m", config(quantization_config={"quant_method": "aqlm"}), tensors)
+    with pytest.raises(SourceError, match="quantized by aqlm"):
         convert_checkpoint(source, tmp_path / "out")
 
 

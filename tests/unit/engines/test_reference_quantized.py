@@ -196,7 +196,7 @@ def test_a_scale_that_is_no_scale_is_named(value: float, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_algo": "W4A16_GPTQ"}, "quant_algo 'W4A16_GPTQ' is not supported"),
+        ({"quant_algo": "W4A8_QSERVE"}, "quant_algo 'W4A8_QSERVE' is not supported"),
         ({"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo 'NVFP4' is not supported"),
         ({"kv_cache_quant_algo": "INT8"}, r"layers.0.attention.kv_cache_scaling_factor is missing"),
         ({"quant_algo": "FP8", "exclude_modules": []}, "a quantized lm_head is not supported"),
