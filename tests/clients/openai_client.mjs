@@ -22,7 +22,7 @@ for await (const chunk of stream) {
 const echoed = await client.completions.create({ ...common, prompt: ["one", "two"], echo: true, logprobs: 1, n: 2 });
 const place = await client.chat.completions.create({
   ...common,
-  max_tokens: 64,
+  max_tokens: 200,
   messages,
   response_format: {
     type: "json_schema",
