@@ -1,10 +1,12 @@
 """A python-backend model with the tensors of tensorrt_llm that repeats its prompt, for tests and benchmarks.
 
-The answer is the prompt again and again, up to ``request_output_len``, ``end_id`` or a stop word. Parameters:
-``delay_ms`` before each token, ``journal`` a file that gets one line per finished or cancelled request.
+The answer is the prompt again and again, up to ``request_output_len``, ``end_id`` or a stop word. All requests go on at
+the same time, a token each in turn, as an engine's batch does. Parameters: ``delay_ms`` before each token, ``journal``
+a file that gets one line per finished or cancelled request.
 """
 
 import json
+import queue
 import threading
 import time
 from pathlib import Path
@@ -12,71 +14,103 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-class TritonPythonModel:
-    def initialize(self, args):
-        parameters = json.loads(args["model_config"]).get("parameters", {})
-        read = {key: value["string_value"] for key, value in parameters.items()}
-        self.delay_s = float(read.get("delay_ms", "0")) / 1000
-        self.journal = Path(read["journal"]) if read.get("journal") else None
-        outputs = [tensor["name"] for tensor in json.loads(args["model_config"])["output"]]
-        self.says_reason = "finish_reason" in outputs
-        self.lock = threading.Lock()
 
-    def execute(self, requests):
-        for request in requests:
-            if self.delay_s:
-                threading.Thread(target=self.answer, args=(request,), daemon=True).start()
-            else:
-                self.answer(request)
+class Live:
+    """A request that is being answered."""
 
-    def answer(self, request):
-        sender = request.get_response_sender()
+    def __init__(self, request, delay_s):
+        self.request = request
+        self.sender = request.get_response_sender()
         values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        prompt = values["input_ids"].reshape(-1).tolist()
-        limit = int(values["request_output_len"].reshape(-1)[0])
-        end = int(values.get("end_id", np.array([-1])).reshape(-1)[0])
+        self.values = values
+        self.prompt = values["input_ids"].reshape(-1).tolist()
+        self.limit = int(values["request_output_len"].reshape(-1)[0])
+        self.end = int(values.get("end_id", np.array([-1])).reshape(-1)[0])
         words = values.get("stop_words_list")
-        stops = set(words.reshape(2, -1)[0].tolist()) if words is not None else set()
-        streaming = bool(values.get("streaming", np.array([False])).reshape(-1)[0])
-        if len(prompt) == 13 and limit == 13:
-            error = pb_utils.TritonError('File "/opt/model.py", line 1, in execute: secret trace')
-            sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-            return
-        made, reason = [], "length"
-        for position in range(limit):
-            token = prompt[position % len(prompt)]
-            if token == end:
-                reason = "stop"
-                break
-            if self.delay_s:
-                time.sleep(self.delay_s)
-                # Asked in a thread of its own, as the models of the repositories do: execute() is never held up.
-                if request.is_cancelled():
-                    reason = "cancelled"
-                    break
-            made.append(token)
-            if streaming:
-                sender.send(self.response([token], made, values))
-            if token in stops:
-                reason = "stop"
-                break
-        final = self.response([] if streaming else made, made, values, reason)
-        if reason == "cancelled":
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        else:
-            sender.send(final, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        if self.journal is not None:
-            with self.lock, self.journal.open("a") as out:
-                out.write(f"{request.request_id()} {reason} {len(made)} {sorted(values)}\n")
+        self.stops = set(words.reshape(2, -1)[0].tolist()) if words is not None else set()
+        self.streaming = bool(values.get("streaming", np.array([False])).reshape(-1)[0])
+        self.made = []
+        self.due_s = time.monotonic() + delay_s
 
-    def response(self, new, made, values, reason=None):
+    def step(self, delay_s):
+        """Make the next token; return why there is none."""
+        token = self.prompt[len(self.made) % len(self.prompt)]
+        if len(self.made) >= self.limit:
+            return "length"
+        if token == self.end:
+            return "stop"
+        if delay_s and self.request.is_cancelled():
+            return "cancelled"
+        self.made.append(token)
+        if self.streaming:
+            self.sender.send(self.response([token]))
+        self.due_s += delay_s
+        return "stop" if token in self.stops else None
+
+    def response(self, new, reason=None):
         tensors = [
             pb_utils.Tensor("output_ids", np.array([[new]], np.int32).reshape(1, 1, -1)),
             pb_utils.Tensor("sequence_length", np.array([[len(new)]], np.int32)),
         ]
-        if "return_log_probs" in values:
-            tensors.append(pb_utils.Tensor("output_log_probs", -np.array([[made]], np.float32).reshape(1, 1, -1) / 100))
-        if reason is not None and self.says_reason:
+        if "return_log_probs" in self.values:
+            scores = -np.array([[self.made]], np.float32).reshape(1, 1, -1) / 100
+            tensors.append(pb_utils.Tensor("output_log_probs", scores))
+        if reason is not None:
             tensors.append(pb_utils.Tensor("finish_reason", np.array([[reason.encode()]], np.object_)))
         return pb_utils.InferenceResponse(tensors)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        read = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        self.delay_s = float(read.get("delay_ms", "0")) / 1000
+        self.journal = Path(read["journal"]) if read.get("journal") else None
+        self.says_reason = "finish_reason" in [tensor["name"] for tensor in config["output"]]
+        self.inbox = queue.SimpleQueue()
+        # Not in the thread of execute(): there, a cancellation that meets a response can hang Triton 2.51.
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def execute(self, requests):
+        for request in requests:
+            live = Live(request, self.delay_s)
+            if len(live.prompt) == 13 and live.limit == 13:
+                error = pb_utils.TritonError('File "/opt/model.py", line 1, in execute: secret trace')
+                live.sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+            else:
+                self.inbox.put(live)
+
+    def serve(self):
+        running = []
+        while True:
+            running += self.arrived(running)
+            now = time.monotonic()
+            running = [live for live in running if live.due_s > now or not self.advance(live)]
+
+    def arrived(self, running):
+        """Return new requests; wait for one when there is nothing else to do."""
+        timeout = max(0.0, min(live.due_s for live in running) - time.monotonic()) if running else None
+        found = []
+        try:
+            found.append(self.inbox.get(timeout=timeout) if timeout != 0.0 else self.inbox.get_nowait())
+            while True:
+                found.append(self.inbox.get_nowait())
+        except queue.Empty:
+            return found
+
+    def advance(self, live):
+        """Go on with a request; return whether it ended."""
+        reason = live.step(self.delay_s)
+        if reason is None:
+            return False
+        if reason == "cancelled":
+            live.sender.send(flags=FINAL)
+        else:
+            new = [] if live.streaming else live.made
+            live.sender.send(live.response(new, reason if self.says_reason else None), flags=FINAL)
+        if self.journal is not None:
+            with self.journal.open("a") as out:
+                out.write(f"{live.request.request_id()} {reason} {len(live.made)} {sorted(live.values)}\n")
+        return True
