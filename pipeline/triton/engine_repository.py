@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError, Finding, SourceError
 from pipeline.facts.shipped import shipped
 from pipeline.triton.engine_facts import EngineFacts, read_engine_facts
 from pipeline.triton.engine_models import ModelNames, backend_for, bls_config, engine_ensemble, llm_config
-from pipeline.triton.engine_rules import draft_findings, engine_findings
+from pipeline.triton.engine_rules import draft_findings, engine_findings, sharing_findings
 from pipeline.triton.engine_serving import EngineServing
 from pipeline.triton.launch import launch_script
 from pipeline.triton.layout import (
@@ -179,6 +179,8 @@ def _refuse(
             bls = model.serving.bls
             draft = facts[model.names.of("tensorrt_llm_draft")]
             found += draft_findings(own, draft, draft_tokens=bls.draft_tokens, use_logits=bls.use_draft_logits)
+    engines = {name: configs[model.name][name] for model in models for name, _, _ in model.engines()}
+    found += sharing_findings(engines)
     errors = [item for item in found if item.severity == "error"]
     if errors:
         raise ConfigError("; ".join(item.message for item in errors), findings=found)

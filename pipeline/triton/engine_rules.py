@@ -67,6 +67,32 @@ def draft_findings(target: EngineFacts, draft: EngineFacts, *, draft_tokens: int
     return [Finding("draft-engine", "error", "draft", problem, hint) for is_well, problem in checks if not is_well]
 
 
+def sharing_findings(configs: Mapping[str, ModelConfig]) -> list[Finding]:
+    """Return what is wrong where engines of one server share a GPU.
+
+    Args:
+        configs: Of all engine models of a repository by name.
+    """
+    users: dict[int, list[str]] = {}
+    for name, config in configs.items():
+        try:
+            groups = instance_ids(config)
+        except ValueError:  # a finding of the model itself
+            continue
+        for gpu in {gpu for group in groups for gpu in group}:
+            users.setdefault(gpu, []).append(name)
+    found = {}
+    for gpu, names in users.items():
+        unbounded = [name for name in names if "max_tokens_in_paged_kv_cache" not in parameters_of(configs[name])]
+        if len(names) > 1 and unbounded:
+            message = (
+                f"{' and '.join(names)} share GPU {gpu} of the server, but the cache of {unbounded[0]} has no bound"
+            )
+            hint = "set kv_cache.max_tokens of each, or give them GPUs of their own"
+            found[unbounded[0]] = Finding("shared-gpu", "error", unbounded[0], message, hint)
+    return list(found.values())
+
+
 def _check_limits(config: ModelConfig, facts: EngineFacts) -> Findings:
     parameters = parameters_of(config)
     limits = {

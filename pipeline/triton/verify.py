@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import Finding, PipelineError
 from pipeline.triton.engine_facts import EngineFacts, read_engine_facts
 from pipeline.triton.engine_models import BACKEND as ENGINE_BACKEND
-from pipeline.triton.engine_rules import draft_findings, engine_findings
+from pipeline.triton.engine_rules import draft_findings, engine_findings, sharing_findings
 from pipeline.triton.layout import MOUNT_POINT, STAMP, VERSION_FOLDER
 from pipeline.triton.model_config import CONFIG_FILE, ModelConfig, datatype_name, parameters_of, read_config
 from pipeline.triton.special_ids import read_special_ids
@@ -295,6 +295,8 @@ def _check_engines(repository: Repository) -> Findings:
         if stamp[:1] == ["engine"] and stamp[1:2] != [facts[name].release]:
             message = f"emitted for TensorRT-LLM {'/'.join(stamp[1:2])}, the engine was built by {facts[name].release}"
             yield _error("engine-release", f"{name}/{CONFIG_FILE}", message)
+    for finding in sharing_findings({name: repository.configs[name] for name in facts}):
+        yield dataclasses.replace(finding, path=f"{finding.path}/{CONFIG_FILE}")
     yield from _check_bls(repository, facts)
 
 

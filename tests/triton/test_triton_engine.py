@@ -19,7 +19,7 @@ from triton_client import Answer, Client
 from triton_models import EOS, MAX_SEQ_LEN, Model
 
 from pipeline.triton.engine_repository import EngineModel, emit_engines
-from pipeline.triton.engine_serving import Bls, EngineServing
+from pipeline.triton.engine_serving import Bls, EngineServing, KvCache
 from pipeline.triton.install import TritonInstall
 from pipeline.triton.model_config import read_config, write_config
 from pipeline.triton.repository import RepositorySettings
@@ -69,14 +69,18 @@ def replace_backend(repository: Path, journals: dict[str, Path], script: list[in
 def emit(root: Path, model: Model, *, release: str, decoupled: bool = True) -> Path:
     engine = write_engine(root / "engine", release=release, speculative_decoding_mode=2, max_draft_len=8)
     draft = write_engine(root / "draft", release=release)
+    cache = KvCache(max_tokens=4096)  # both are on the first GPU
     settings = RepositorySettings(
         max_batch_size=4,
         max_seq_len=MAX_SEQ_LEN,
         target="engine",
         decoupled=decoupled,
-        serving=EngineServing(bls=Bls(concurrency=8)),
+        serving=EngineServing(bls=Bls(concurrency=8), kv_cache=cache),
     )
-    emit_engines(root / "repository", [EngineModel(engine, model.tokenizer, settings, draft=draft)])
+    drafting = EngineServing(kv_cache=cache)
+    emit_engines(
+        root / "repository", [EngineModel(engine, model.tokenizer, settings, draft=draft, draft_serving=drafting)]
+    )
     return root / "repository"
 
 

@@ -338,6 +338,16 @@ def test_several_engines_share_a_repository(tmp_path: Path, tokenizer: Path) -> 
     assert [step.model_name for step in steps] == ["preprocessing_large", "tensorrt_llm_large", "postprocessing_large"]
 
 
+def test_engines_on_one_gpu_need_bounded_caches(tmp_path: Path, tokenizer: Path) -> None:
+    engine = write_engine(tmp_path / "engine")
+    bounded = EngineServing(kv_cache=KvCache(max_tokens=4096))
+    models = [EngineModel(engine, tokenizer, settings(bounded)), EngineModel(engine, tokenizer, settings(), name="b")]
+    with pytest.raises(ConfigError, match="share GPU 0 of the server, but the cache of tensorrt_llm_b has no bound"):
+        emit_engines(tmp_path / "out", models)
+    emit_engines(tmp_path / "out", [models[0], EngineModel(engine, tokenizer, settings(bounded), name="b")])
+    assert verify_repository(tmp_path / "out") == []
+
+
 @pytest.mark.parametrize("names", [["bls"], ["draft_x"], ["a b"], ["a", "a"], []])
 def test_names_that_would_be_taken_for_others_are_refused(tmp_path: Path, tokenizer: Path, names: list[str]) -> None:
     engine = write_engine(tmp_path / "engine")

@@ -126,6 +126,15 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
         LLM,
         "no list of numbers",
     ),
+    "engines-share-a-gpu": (
+        lambda root: (
+            set_parameter(root, "tensorrt_llm_draft", "gpu_device_ids", "0"),
+            edit(root, "tensorrt_llm", lambda config: config.parameters.pop("max_tokens_in_paged_kv_cache")),
+        ),
+        "shared-gpu",
+        LLM,
+        "share GPU 0 of the server, but the cache of tensorrt_llm has no bound",
+    ),
     "batch-above-the-engine": (
         lambda root: edit_engine(root, max_batch_size=2),
         "engine-limits",

@@ -102,15 +102,24 @@ class _Answer:
 
     def run(self) -> None:
         """Answer with any number of responses."""
+        is_stream, last = self._flag("stream"), None
         try:
             for outputs in self._responses():
-                self._sender.send(_response(outputs))
+                if is_stream:
+                    self._sender.send(_response(outputs))
+                    continue
+                if last is not None:
+                    self._sender.send(last)
+                last = _response(outputs)
         except _Cancelled:
-            pass
+            last = None
         except Exception as error:
-            self._sender.send(_error(error), flags=_FINAL)
-            return
-        self._sender.send(flags=_FINAL)
+            last = _error(error)
+        # One message where it can be: a client that leaves between a last answer and its end can bring Triton 24 down.
+        if last is None:
+            self._sender.send(flags=_FINAL)
+        else:
+            self._sender.send(last, flags=_FINAL)
 
     def single(self):
         """Return the one response."""
