@@ -151,6 +151,16 @@ def _check_agreement(repository: Repository) -> Findings:
                 yield _error("decoupled", f"{name}/{CONFIG_FILE}", message)
 
 
+def _positions(checkpoint: Any) -> int | None:
+    """Return how many tokens the positions are good for, as the engine deduces it: linear scaling stretches them."""
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("max_position_embeddings"), int):
+        return None
+    scaling = checkpoint.get("rotary_scaling")
+    kind = scaling.get("type", scaling.get("rope_type")) if isinstance(scaling, dict) else None
+    factor = scaling.get("factor", 1.0) if kind == "linear" else 1.0
+    return round(checkpoint["max_position_embeddings"] * factor)
+
+
 def _check_reference_limits(repository: Repository) -> Findings:
     config = repository.configs.get("tensorrt_llm")
     if config is None or not _is_reference(config):
@@ -169,8 +179,8 @@ def _check_reference_limits(repository: Repository) -> Findings:
         message = f"max_batch_size is {config.max_batch_size}, the engine runs {slots} sequences at once"
         yield _error("engine-limits", place, message)
     checkpoint = _json(repository.version("tensorrt_llm") / "config.json")
-    positions = checkpoint.get("max_position_embeddings") if isinstance(checkpoint, dict) else None
-    if isinstance(positions, int) and numbers.get("max_seq_len", 0) > positions:
+    positions = _positions(checkpoint)
+    if positions is not None and numbers.get("max_seq_len", 0) > positions:
         message = f"max_seq_len is {numbers['max_seq_len']}, the model has {positions} positions"
         yield _error("engine-limits", place, message)
     if any(group.gpus for group in config.instance_group):

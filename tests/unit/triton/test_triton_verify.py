@@ -208,6 +208,18 @@ def test_fault_is_found_and_placed(repository: Path, fault: str) -> None:
     assert all(finding.message and finding.hint for finding in found)
 
 
+def test_linear_rope_scaling_stretches_what_the_model_can_take(repository: Path) -> None:
+    path = repository / "tensorrt_llm" / "1" / "config.json"
+    checkpoint = json.loads(path.read_text())
+    positions = checkpoint["max_position_embeddings"]
+    path.unlink()  # a hard link: the source must stay whole
+    path.write_text(json.dumps({**checkpoint, "rotary_scaling": {"type": "linear", "factor": 4.0}}))
+    set_parameter(repository, "tensorrt_llm", "max_seq_len", str(4 * positions))
+    assert verify_repository(repository) == []
+    set_parameter(repository, "tensorrt_llm", "max_seq_len", str(4 * positions + 1))
+    assert [finding.rule for finding in verify_repository(repository)] == ["engine-limits"]
+
+
 def test_several_faults_are_all_listed(repository: Path) -> None:
     rename_output(repository)
     change_end_ids(repository)
