@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.fields import groups, leaves, nearest, nearest_key, open_section, sections
-from pipeline.errors import Finding
+from pipeline.errors import ConfigError, Finding
 
+# More runs in one sweep are a slip of the keyboard.
+MAX_POINTS = 1000
 SECRET_KEYS = ("source.token",)
 _SECRET_WORD = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
 _PLAIN_LIST = re.compile(r"^\[[^\[\]{}'\"\\]+\]$")
@@ -79,8 +81,12 @@ def expand_sweep(arguments: Sequence[str]) -> list[list[str]]:
 
     Hydra's sweep forms are understood (``a,b``, ``range(1,4)``, ``choice(a,b)``); text with a comma is quoted to
     stay one value.
+
+    Raises:
+        ConfigError: There are more than :data:`MAX_POINTS`.
     """
-    from itertools import product
+    from itertools import islice, product
+    from math import prod
 
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -95,9 +101,12 @@ def expand_sweep(arguments: Sequence[str]) -> list[list[str]]:
             continue
         if override.is_sweep_override() and override.is_discrete_sweep():
             key = argument.partition("=")[0]
-            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            axes.append([f"{key}={value}" for value in islice(override.sweep_string_iterator(), MAX_POINTS + 1)])
         else:
             axes.append([argument])
+    if prod(map(len, axes)) > MAX_POINTS:
+        message = f"the sweep has more than {MAX_POINTS} points"
+        raise ConfigError(message, findings=[Finding("sweep-size", "error", "", message, "sweep fewer values")])
     return [list(point) for point in product(*axes)]
 
 

@@ -262,3 +262,9 @@ def test_sweep_makes_one_command_line_per_point(arguments: list[str], points: li
 def test_values_that_only_python_would_take_are_refused(override: str) -> None:
     (problem,) = problems(override)
     assert (problem.rule, problem.path) == ("config-bad-value", override.partition("=")[0])
+
+
+@pytest.mark.parametrize("arguments", [["limits.max_batch_size=range(1,100000000)"], ["gate.tokens=range(2,99)"] * 2])
+def test_sweep_beyond_measure_is_refused_at_once(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="more than 1000 points"):
+        expand_sweep(arguments)
