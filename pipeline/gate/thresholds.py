@@ -67,6 +67,7 @@ _SMALL: Mapping[str, Thresholds] = MappingProxyType(
         "fp8": Thresholds(perplexity_ratio_max=1.06, top1_agreement_min=0.8),
         "fp8_rowwise": Thresholds(perplexity_ratio_max=1.06, top1_agreement_min=0.8),
         "smoothquant": Thresholds(perplexity_ratio_max=1.12, top1_agreement_min=0.7),
+        "int8_sq": Thresholds(perplexity_ratio_max=1.12, top1_agreement_min=0.7),
         "int4": Thresholds(perplexity_ratio_max=1.6, top1_agreement_min=0.5),
         "int4_awq": Thresholds(perplexity_ratio_max=1.4, top1_agreement_min=0.55),
         "w4a8_awq": Thresholds(perplexity_ratio_max=1.45, top1_agreement_min=0.55),
@@ -81,6 +82,7 @@ _LARGE: Mapping[str, Thresholds] = MappingProxyType(
         "fp8": Thresholds(perplexity_ratio_max=1.03, top1_agreement_min=0.88),
         "fp8_rowwise": Thresholds(perplexity_ratio_max=1.03, top1_agreement_min=0.88),
         "smoothquant": Thresholds(perplexity_ratio_max=1.05, top1_agreement_min=0.85),
+        "int8_sq": Thresholds(perplexity_ratio_max=1.05, top1_agreement_min=0.85),
         "int4": Thresholds(perplexity_ratio_max=1.15, top1_agreement_min=0.75),
         "int4_awq": Thresholds(perplexity_ratio_max=1.08, top1_agreement_min=0.8),
         "w4a8_awq": Thresholds(perplexity_ratio_max=1.1, top1_agreement_min=0.8),
@@ -92,7 +94,7 @@ _LARGE_PARAMETERS = 1_000_000_000
 # Standard deviation of the mean log-probability difference of one block, nats. Source: measured with this gate on
 # SmolLM2-135M against its recorded baseline, see docs/gate.md; int8 0.010, fp8 0.026; larger models scatter less.
 _BLOCK_DEVIATION: Mapping[str, float] = MappingProxyType(
-    {"fp16": 0.001, "bf16": 0.001, "int8": 0.01, "fp8": 0.03, "fp8_rowwise": 0.03, "smoothquant": 0.05}
+    {"fp16": 0.001, "bf16": 0.001, "int8": 0.01, "fp8": 0.03, "fp8_rowwise": 0.03, "smoothquant": 0.05, "int8_sq": 0.05}
 )
 _COARSE_DEVIATION = 0.1
 
