@@ -13,7 +13,7 @@ from pipeline.cli.output import Output, findings_json, has_errors
 from pipeline.cli.verbs import Request
 from pipeline.config.identity import STAGES
 from pipeline.config.rules import check
-from pipeline.config.sizing import budget_of
+from pipeline.config.sizing import budget_of, disk_of
 from pipeline.config.spec import Spec
 from pipeline.errors import ExitCode, Finding, PipelineError
 from pipeline.facts.memory import GIB, Budget, RankMemory
@@ -250,8 +250,14 @@ def _facts(spec: Spec) -> list[list[str]]:
         rows.append(
             ["toolchain", f"TensorRT-LLM {chain.release}: build {chain.build_image}, serve {chain.serve_image}"]
         )
+        rows += [["disk", _disk(spec)]] if disk_of(spec) else []
     rows += [["gate", _gate(spec)], ["output", _shown(spec.output_dir)]]
     return rows
+
+
+def _disk(spec: Spec) -> str:
+    sizes = disk_of(spec) or {}
+    return "about " + ", ".join(f"{size / 1e9:.0f} GB {name}" for name, size in sizes.items()) + " (estimated)"
 
 
 def _gate(spec: Spec) -> str:

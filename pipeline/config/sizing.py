@@ -65,6 +65,18 @@ def budget_of(spec: Spec) -> Budget | None:
     )
 
 
+def disk_of(spec: Spec) -> dict[str, int] | None:
+    """Return about how many bytes source, checkpoint and engines take; None when the shape is not known.
+
+    The source is counted at 16 bits, checkpoint and engines as the weights of all ranks. An estimate.
+    """
+    shape, budget = spec.model.architecture, budget_of(spec)
+    if shape is None or budget is None:
+        return None
+    weights = sum(rank.weights_bytes for rank in budget.per_gpu)
+    return {"source": 2 * shape.parameters, "checkpoint": weights, "engines": weights}
+
+
 def longest_fitting(shape: Architecture, layout: Layout, load: Load, device: Device) -> int | None:
     """Return the longest sequence, up to ``load.max_seq_len``, of which one fits; a multiple of 256 when shortened."""
     if memory.budget(shape, layout, load, device).fits:

@@ -27,7 +27,7 @@ def native_precision(spec: Spec) -> Iterator[Finding]:
     if precision.from_checkpoint:
         published = spec.model.quantization
         if published is not None and published.kind in precisions.UNREAD_SOURCES:
-            message = f"precision=from_checkpoint: the source is {published.kind}, which the native converter cannot read"
+            message = f"precision=from_checkpoint: the native converter does not read {published.kind} sources"
             yield Finding("native-precision", "error", "precision", message, "start from the unquantized model")
         return
     wishes = [("precision", f"precision={precision.name}", precisions.native_families(precision.quant_algo))]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from pipeline.config import machine
+from pipeline.config.sizing import budget_of, disk_of
 from pipeline.config.spec import Spec
 from pipeline.errors import Finding
 
@@ -15,7 +17,37 @@ _PROGRAMS = {"docker": "docker", "podman": "podman", "pyxis": "srun"}
 
 def machine_findings(spec: Spec) -> list[Finding]:
     """Return an error for everything that this machine lacks to run the job's commands."""
-    return [*_runner(spec), *_gpu(spec)]
+    return [*_runner(spec), *_gpu(spec), *_disk(spec), *_host_memory(spec)]
+
+
+def _disk(spec: Spec) -> Iterator[Finding]:
+    """Ask for the space of source, checkpoint and engines where the store is."""
+    needed = disk_of(spec)
+    if needed is None or spec.toolchain.standin:
+        return
+    place = next(path for path in (Path(spec.store.root), *Path(spec.store.root).parents) if path.exists())
+    free, total = shutil.disk_usage(place).free, sum(needed.values())
+    if free < total:
+        parts = ", ".join(f"{name} {size / 1e9:.0f}" for name, size in needed.items())
+        message = f"store.root={spec.store.root} has {free / 1e9:.0f} GB free; about {total / 1e9:.0f} GB are needed "
+        message += f"({parts}; estimated)"
+        hint = "store.root=FOLDER on a larger disk, or `store gc`"
+        yield Finding("disk-short", "warning", "store.root", message, hint)
+
+
+def _host_memory(spec: Spec) -> Iterator[Finding]:
+    """A builder process holds two to three times the weights of its rank; an estimate."""
+    budget, there = budget_of(spec), spec.hardware.host_memory_bytes
+    if budget is None or not there or spec.runner.kind == "pyxis" or spec.toolchain.standin:
+        return
+    workers = spec.build.workers or spec.parallel.world_size
+    needed = 3 * workers * max(rank.weights_bytes for rank in budget.per_gpu)
+    if needed > there:
+        message = (
+            f"{workers} builder process(es) may need {needed / 1e9:.0f} GB of host memory (three times the weights of "
+            f"their ranks, estimated); this machine has {there / 1e9:.0f} GB"
+        )
+        yield Finding("host-memory", "warning", "build.workers", message, "build.workers=1")
 
 
 def _runner(spec: Spec) -> Iterator[Finding]:

@@ -235,8 +235,19 @@ def test_machine_without_gpu_or_engine_is_refused_before_work(monkeypatch: pytes
     monkeypatch.setattr("pipeline.config.machine.find_gpu", lambda: None)
     for runner in ("docker", "podman", "local"):
         spec = compose(["model=llama2", "hardware=h100_80g", f"runner={runner}"])
-        found = machine_findings(spec)
+        found = [finding for finding in machine_findings(spec) if finding.severity == "error"]
         assert {finding.rule for finding in found} == {"runner-missing", "gpu-missing"}
-        assert all(finding.severity == "error" and finding.hint for finding in found)
+        assert all(finding.hint for finding in found)
     rehearsal = compose(["model=llama2", "hardware=h100_80g", "runner=podman", "toolchain.standin=true"])
     assert {finding.rule for finding in machine_findings(rehearsal)} == {"runner-missing"}
+
+
+def test_short_disk_and_host_memory_are_said_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["model=llama3_405b", "precision=fp8", "hardware=h100_80g", "parallel=tp8", "runner=docker"]
+    spec = compose([*arguments, f"store.root={tmp_path}/not/yet"])
+    usage = type("Usage", (), {"free": 100 * 10**9})()
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    found = {finding.rule: finding for finding in machine_findings(spec)}
+    # 405.9e9 weights: 812 GB at 16 bits, 440 GB each as FP8 checkpoint (tables at 16 bits, once per rank) and engines.
+    assert "100 GB free" in found["disk-short"].message and "source 812" in found["disk-short"].message
+    assert found["host-memory"].hint == "build.workers=1"
