@@ -9,6 +9,7 @@ from pipeline.triton import tensors
 from pipeline.triton.engine_backend import EngineBackend, engine_backend
 from pipeline.triton.engine_facts import EngineFacts
 from pipeline.triton.engine_serving import WORKER, EngineServing, parameter_text
+from pipeline.triton.guided_tokenizer import FILE as TOKENIZER_INFO
 from pipeline.triton.model_config import ModelConfig, ensemble_of, new_config, python_model
 from pipeline.triton.placement import ServerPlan
 from pipeline.triton.tensors import Tensor
@@ -90,6 +91,8 @@ def llm_config(
         "executor_worker_path": WORKER if plan.mode == "orchestrator" else "",
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
     }
+    if serving.guided.backend and not serving.guided.tokenizer_info_path:
+        derived["xgrammar_tokenizer_info_path"] = f"{mount_point}/{name}/1/{TOKENIZER_INFO}"
     values = {**_setting_texts(serving, facts), **{key: value for key, value in derived.items() if value}}
     for key in sorted(values.keys() & backend.parameters):
         config.parameters[key].string_value = values[key]

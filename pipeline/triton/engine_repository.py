@@ -25,6 +25,8 @@ from pipeline.triton.engine_facts import EngineFacts, read_engine_facts
 from pipeline.triton.engine_models import ModelNames, backend_for, bls_config, engine_ensemble, llm_config
 from pipeline.triton.engine_rules import draft_findings, engine_findings, sharing_findings
 from pipeline.triton.engine_serving import EngineServing
+from pipeline.triton.guided_tokenizer import FILE as TOKENIZER_INFO
+from pipeline.triton.guided_tokenizer import write_tokenizer_info
 from pipeline.triton.launch import launch_script
 from pipeline.triton.layout import (
     LAYOUT_VERSION,
@@ -218,5 +220,9 @@ def _write(out: Path, model: EngineModel, configs: Mapping[str, ModelConfig], fa
         wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(facts[name].world_size))]
         for file in wanted:
             link_or_copy(folder / file, target / file)
+    for name, _, serving in model.engines():
+        if serving.guided.backend and not serving.guided.tokenizer_info_path:
+            path = out / name / VERSION_FOLDER / TOKENIZER_INFO
+            write_tokenizer_info(model.tokenizer, read_special_ids(model.tokenizer), path)
     for role in ("preprocessing", "postprocessing"):
         copy_tokenizer(model.tokenizer, out / model.names.of(role) / VERSION_FOLDER)

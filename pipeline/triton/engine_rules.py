@@ -125,9 +125,6 @@ def _check_abilities(config: ModelConfig, facts: EngineFacts) -> Findings:
     if parameters.get("lora_prefetch_dir") and not facts.lora:
         message = "lora_prefetch_dir is set, the engine was built without the LoRA plugin"
         yield _error("engine-ability", "lora_prefetch_dir", message)
-    if parameters.get("guided_decoding_backend") and not parameters.get("xgrammar_tokenizer_info_path"):
-        message = "guided_decoding_backend is set, but xgrammar_tokenizer_info_path is empty; the backend reads it"
-        yield _error("guided-decoding", "xgrammar_tokenizer_info_path", message)
 
 
 def _check_decoding(config: ModelConfig, facts: EngineFacts) -> Findings:
@@ -218,6 +215,7 @@ def _check_placement(config: ModelConfig, facts: EngineFacts) -> Findings:
 
 
 def _check_files(name: str, facts: EngineFacts, folder: Path) -> Findings:
+    """Count the ranks. What the emitter makes itself is not there yet when it asks."""
     for rank in range(facts.world_size):
         path = folder / f"rank{rank}.engine"
         if not path.is_file():

@@ -148,7 +148,7 @@ class Guided:
 
     Attributes:
         backend: ``xgrammar``, or empty for none.
-        tokenizer_info_path: xgrammar's description of the tokenizer, below ``/models``; the backend needs it.
+        tokenizer_info_path: xgrammar's description of the tokenizer, below ``/models``; empty has it made.
         tokenizer_dir: Only NVIDIA's python runtime reads it.
     """
 

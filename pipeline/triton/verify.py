@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Finding, PipelineError
-from pipeline.triton.engine_facts import EngineFacts, read_engine_facts
-from pipeline.triton.engine_models import BACKEND as ENGINE_BACKEND
-from pipeline.triton.engine_rules import draft_findings, engine_findings, sharing_findings
+from pipeline.triton.emitted import REQUIRED_MODELS, Findings, Repository, fault
+from pipeline.triton.engine_checks import check_engines
 from pipeline.triton.layout import MOUNT_POINT, STAMP, VERSION_FOLDER
 from pipeline.triton.model_config import CONFIG_FILE, ModelConfig, datatype_name, parameters_of, read_config
 from pipeline.triton.special_ids import read_special_ids
-
-REQUIRED_MODELS = ("tensorrt_llm", "preprocessing", "postprocessing", "ensemble")
-OPTIONAL_MODELS = ("tensorrt_llm_bls", "tensorrt_llm_draft")
-
-Findings = Iterator[Finding]
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A model repository on disk.
-
-    Attributes:
-        root: The folder.
-        configs: The configs that parse, by folder name.
-    """
-
-    root: Path
-    configs: Mapping[str, ModelConfig]
-
-    def version(self, model: str) -> Path:
-        """Return the version folder of a model."""
-        return self.root / model / VERSION_FOLDER
-
-    def groups(self) -> dict[str, dict[str, str]]:
-        """Return the models that belong together, by what their names end in: model name by role.
-
-        A repository with several engines has ``ensemble_a``, ``tensorrt_llm_a`` …, and so on for each.
-        """
-        found: dict[str, dict[str, str]] = {}
-        for name in self.configs:
-            for role in (*OPTIONAL_MODELS, *REQUIRED_MODELS):
-                if name == role or name.startswith(f"{role}_"):
-                    found.setdefault(name[len(role) + 1 :], {})[role] = name
-                    break
-        return found or {"": {}}
-
-    def role(self, role: str) -> list[tuple[str, ModelConfig]]:
-        """Return name and config of each model of a role."""
-        return [(group[role], self.configs[group[role]]) for group in self.groups().values() if role in group]
 
 
 def verify_repository(path: Path) -> list[Finding]:
@@ -75,7 +33,7 @@ def verify_repository(path: Path) -> list[Finding]:
         try:
             configs[folder.name] = read_config(folder / CONFIG_FILE)
         except PipelineError as error:
-            findings.append(_error("config-parse", f"{folder.name}/{CONFIG_FILE}", error.message))
+            findings.append(fault("config-parse", f"{folder.name}/{CONFIG_FILE}", error.message))
     repository = Repository(path, configs)
     for check in _CHECKS:
         findings += check(repository)
@@ -87,25 +45,25 @@ def _check_models(repository: Repository) -> Findings:
         for role in REQUIRED_MODELS:
             name = f"{role}_{suffix}" if suffix else role
             if not (repository.root / name).is_dir():
-                yield _error("model-missing", name, f"the model {name} is missing")
+                yield fault("model-missing", name, f"the model {name} is missing")
     for name, config in repository.configs.items():
         place = f"{name}/{CONFIG_FILE}"
         if config.name != name:
-            yield _error("model-name", place, f"name is {config.name!r}, Triton wants the folder's name {name!r}")
+            yield fault("model-name", place, f"name is {config.name!r}, Triton wants the folder's name {name!r}")
         if not repository.version(name).is_dir():
-            yield _error("version-folder", name, f"the version folder {VERSION_FOLDER}/ is missing")
+            yield fault("version-folder", name, f"the version folder {VERSION_FOLDER}/ is missing")
         elif config.backend == "python" and not (repository.version(name) / "model.py").is_file():
-            yield _error("model-code", f"{name}/{VERSION_FOLDER}", "model.py is missing; the python backend runs it")
+            yield fault("model-code", f"{name}/{VERSION_FOLDER}", "model.py is missing; the python backend runs it")
 
 
 def _check_text(repository: Repository) -> Findings:
     for name in repository.configs:
         place = f"{name}/{CONFIG_FILE}"
         if "${" in (repository.root / place).read_text(encoding="utf-8"):
-            yield _error("placeholder", place, "an unfilled placeholder ${...} is left")
+            yield fault("placeholder", place, "an unfilled placeholder ${...} is left")
         for key, value in parameters_of(repository.configs[name]).items():
             if _is_foreign(value):
-                yield _error("absolute-path", place, f"parameter {key} is {value!r}, a path of one machine")
+                yield fault("absolute-path", place, f"parameter {key} is {value!r}, a path of one machine")
     for file, keys in (
         ("tokenizer_config.json", ("name_or_path", "tokenizer_file")),
         ("config.json", ("_name_or_path",)),
@@ -115,50 +73,51 @@ def _check_text(repository: Repository) -> Findings:
             for key in keys:
                 if isinstance(data, dict) and _is_foreign(data.get(key)):
                     place = str(path.relative_to(repository.root))
-                    yield _error("absolute-path", place, f"{key} is {data[key]!r}, a path of the building machine")
+                    yield fault("absolute-path", place, f"{key} is {data[key]!r}, a path of the building machine")
 
 
 def _check_links(repository: Repository) -> Findings:
     for path in sorted(repository.root.rglob("*")):
         if path.is_symlink():
             place = str(path.relative_to(repository.root))
-            yield _error("symlink", place, "a symbolic link; it breaks when the repository is moved or mounted")
+            yield fault("symlink", place, "a symbolic link; it breaks when the repository is moved or mounted")
 
 
 def _check_agreement(repository: Repository) -> Findings:
     stamps = {name: parameters_of(config).get(STAMP, "none") for name, config in repository.configs.items()}
     if len(set(stamps.values())) > 1:
-        yield _error("mixed-versions", CONFIG_FILE, f"the models come from different emissions: {_listing(stamps)}")
+        yield fault("mixed-versions", CONFIG_FILE, f"the models come from different emissions: {_listing(stamps)}")
     for group in repository.groups().values():
         # A draft engine answers the text model alone, one row at a time.
         configs = {name: repository.configs[name] for role, name in group.items() if role != "tensorrt_llm_draft"}
         sizes = {name: config.max_batch_size for name, config in configs.items()}
         if len(set(sizes.values())) > 1:
-            yield _error("max-batch-size", CONFIG_FILE, f"max_batch_size differs between models: {_listing(sizes)}")
+            yield fault("max-batch-size", CONFIG_FILE, f"max_batch_size differs between models: {_listing(sizes)}")
         if sizes and min(sizes.values()) < 1:
-            yield _error("max-batch-size", CONFIG_FILE, "max_batch_size is below 1: clients expect a batch dimension")
+            yield fault("max-batch-size", CONFIG_FILE, "max_batch_size is below 1: clients expect a batch dimension")
         flags = {
             name: repository.configs[name].model_transaction_policy.decoupled
             for role, name in group.items()
             if role not in ("preprocessing", "postprocessing")
         }
         if len(set(flags.values())) > 1:
-            yield _error("decoupled", CONFIG_FILE, f"decoupled differs between models: {_listing(flags)}")
+            yield fault("decoupled", CONFIG_FILE, f"decoupled differs between models: {_listing(flags)}")
         for role in ("preprocessing", "postprocessing"):
             name = group.get(role, "")
             if name and repository.configs[name].model_transaction_policy.decoupled:
                 message = f"{name} answers once per request, decoupled must be false"
-                yield _error("decoupled", f"{name}/{CONFIG_FILE}", message)
+                yield fault("decoupled", f"{name}/{CONFIG_FILE}", message)
 
 
 def _positions(checkpoint: Any) -> int | None:
     """Return how many tokens the positions are good for, as the engine deduces it: linear scaling stretches them."""
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("max_position_embeddings"), int):
         return None
+    positions: int = checkpoint["max_position_embeddings"]
     scaling = checkpoint.get("rotary_scaling")
-    kind = scaling.get("type", scaling.get("rope_type")) if isinstance(scaling, dict) else None
-    factor = scaling.get("factor", 1.0) if kind == "linear" else 1.0
-    return round(checkpoint["max_position_embeddings"] * factor)
+    if not isinstance(scaling, dict) or scaling.get("type", scaling.get("rope_type")) != "linear":
+        return positions
+    return round(positions * float(scaling.get("factor", 1.0)))
 
 
 def _check_reference_limits(repository: Repository) -> Findings:
@@ -171,20 +130,20 @@ def _check_reference_limits(repository: Repository) -> Findings:
     for key in ("max_num_sequences", "max_seq_len"):
         value = parameters.get(key, "")
         if not value.isdecimal() or int(value) < 1:
-            yield _error("engine-limits", place, f"parameter {key} is {value!r}, expected a number of at least 1")
+            yield fault("engine-limits", place, f"parameter {key} is {value!r}, expected a number of at least 1")
         else:
             numbers[key] = int(value)
     slots = numbers.get("max_num_sequences", config.max_batch_size)
     if slots < config.max_batch_size:
         message = f"max_batch_size is {config.max_batch_size}, the engine runs {slots} sequences at once"
-        yield _error("engine-limits", place, message)
+        yield fault("engine-limits", place, message)
     checkpoint = _json(repository.version("tensorrt_llm") / "config.json")
     positions = _positions(checkpoint)
     if positions is not None and numbers.get("max_seq_len", 0) > positions:
         message = f"max_seq_len is {numbers['max_seq_len']}, the model has {positions} positions"
-        yield _error("engine-limits", place, message)
+        yield fault("engine-limits", place, message)
     if any(group.gpus for group in config.instance_group):
-        yield _error("placement", place, "instance_group names GPUs; the reference engine runs on the CPU")
+        yield fault("placement", place, "instance_group names GPUs; the reference engine runs on the CPU")
 
 
 def _check_ensembles(repository: Repository) -> Findings:
@@ -197,7 +156,7 @@ def _check_ensemble(repository: Repository, place: str, config: ModelConfig) -> 
     for step in config.ensemble_scheduling.step:
         model = repository.configs.get(step.model_name)
         if model is None:
-            yield _error("ensemble-step", place, f"step {step.model_name} has no model with a valid config")
+            yield fault("ensemble-step", place, f"step {step.model_name} has no model with a valid config")
             continue
         inputs = {tensor.name: tensor for tensor in model.input}
         outputs = {tensor.name: tensor for tensor in model.output}
@@ -207,10 +166,10 @@ def _check_ensemble(repository: Repository, place: str, config: ModelConfig) -> 
             )
         for name, tensor in inputs.items():
             if not tensor.optional and name not in step.input_map:
-                yield _error("ensemble-tensor", place, f"input {step.model_name}.{name} is required but not connected")
+                yield fault("ensemble-tensor", place, f"input {step.model_name}.{name} is required but not connected")
         for theirs, ours in sorted(step.output_map.items()):
             if theirs not in outputs:
-                yield _error("ensemble-tensor", place, f"{step.model_name} has no output {theirs}")
+                yield fault("ensemble-tensor", place, f"{step.model_name} has no output {theirs}")
             else:
                 known[ours] = _kind(outputs[theirs])
     for tensor in config.output:
@@ -219,14 +178,14 @@ def _check_ensemble(repository: Repository, place: str, config: ModelConfig) -> 
 
 def _check_link(place: str, what: str, tensor: Any, source: str, kind: tuple[str, tuple[int, ...]] | None) -> Findings:
     if tensor is None:
-        yield _error("ensemble-tensor", place, f"{what} does not exist")
+        yield fault("ensemble-tensor", place, f"{what} does not exist")
     elif kind is None:
-        yield _error("ensemble-tensor", place, f"{what} is fed from {source}, which nothing makes")
+        yield fault("ensemble-tensor", place, f"{what} is fed from {source}, which nothing makes")
     elif kind[0] != _kind(tensor)[0]:
-        yield _error("ensemble-tensor", place, f"{what} is {_kind(tensor)[0]}, its source {source} is {kind[0]}")
+        yield fault("ensemble-tensor", place, f"{what} is {_kind(tensor)[0]}, its source {source} is {kind[0]}")
     elif not _fits(kind[1], _kind(tensor)[1]):
         dims = f"{list(_kind(tensor)[1])}, its source {source} has {list(kind[1])}"
-        yield _error("ensemble-tensor", place, f"{what} has dims {dims}")
+        yield fault("ensemble-tensor", place, f"{what} has dims {dims}")
 
 
 def _check_tokenizers(repository: Repository) -> Findings:
@@ -236,27 +195,27 @@ def _check_tokenizers(repository: Repository) -> Findings:
             if role in group:
                 yield from _check_tokenizer(repository, group[role], copies)
         if len(set(copies.values())) > 1:
-            yield _error("tokenizer", min(copies, key=len), f"{' and '.join(sorted(copies))} have different tokenizers")
+            yield fault("tokenizer", min(copies, key=len), f"{' and '.join(sorted(copies))} have different tokenizers")
 
 
 def _check_tokenizer(repository: Repository, name: str, copies: dict[str, bytes]) -> Findings:
     folder = repository.version(name) / "tokenizer"
     place = f"{name}/{VERSION_FOLDER}/tokenizer"
     if _json(folder / "tokenizer.json") is None:
-        yield _error("tokenizer", place, "tokenizer.json is missing or is not JSON")
+        yield fault("tokenizer", place, "tokenizer.json is missing or is not JSON")
         return
     copies[name] = (folder / "tokenizer.json").read_bytes()
     try:
         ids = read_special_ids(folder)
     except PipelineError as error:
-        yield _error("tokenizer", place, error.message)
+        yield fault("tokenizer", place, error.message)
         return
     wanted = {"end_ids": ",".join(map(str, ids.end_ids)), "pad_id": str(ids.pad_id)}
     parameters = parameters_of(repository.configs[name])
     for key, value in wanted.items():
         if key in parameters and parameters[key] != value:
             message = f"parameter {key} is {parameters[key]!r}, the tokenizer's is {value!r}"
-            yield _error("special-ids", f"{name}/{CONFIG_FILE}", message)
+            yield fault("special-ids", f"{name}/{CONFIG_FILE}", message)
     if not ids.end_ids:
         message = "the tokenizer names no end id; answers run to their length limit"
         yield Finding("special-ids", "warning", place, message, "add eos_token_id to generation_config.json")
@@ -270,68 +229,15 @@ def _check_weights(repository: Repository) -> Findings:
     place = f"tensorrt_llm/{VERSION_FOLDER}"
     checkpoint = _json(folder / "config.json")
     if not isinstance(checkpoint, dict):
-        yield _error("weights", place, "config.json of the checkpoint is missing or is not JSON")
+        yield fault("weights", place, "config.json of the checkpoint is missing or is not JSON")
         return
     ranks = int((checkpoint.get("mapping") or {}).get("world_size") or 1)
     for rank in range(ranks):
         problem = _safetensors_problem(folder / f"rank{rank}.safetensors")
         if problem:
-            yield _error("weights", f"{place}/rank{rank}.safetensors", problem)
+            yield fault("weights", f"{place}/rank{rank}.safetensors", problem)
     if not (folder / "reference" / "__init__.py").is_file():
-        yield _error("engine-code", place, "the folder reference/ with the engine is missing")
-
-
-def _check_engines(repository: Repository) -> Findings:
-    """Check each engine against what it was built for, and the draft engines against theirs."""
-    facts: dict[str, EngineFacts] = {}
-    for name, config in (*repository.role("tensorrt_llm"), *repository.role("tensorrt_llm_draft")):
-        if config.backend != ENGINE_BACKEND:
-            continue
-        folder = repository.version(name)
-        try:
-            facts[name] = read_engine_facts(folder)
-        except PipelineError as error:
-            yield _error("engine-files", f"{name}/{VERSION_FOLDER}/config.json", error.message)
-            continue
-        for finding in engine_findings(config, facts[name], folder):
-            place = finding.path if "/" in finding.path else f"{name}/{CONFIG_FILE}"
-            yield dataclasses.replace(finding, path=place)
-        parameters = parameters_of(config)
-        wanted = f"{MOUNT_POINT}/{name}/{VERSION_FOLDER}"
-        if parameters.get("gpt_model_path") != wanted:
-            message = f"gpt_model_path is {parameters.get('gpt_model_path')!r}, the engine will be at {wanted}"
-            yield _error("engine-path", f"{name}/{CONFIG_FILE}", message)
-        stamp = parameters.get(STAMP, "").split("/")
-        if stamp[:1] == ["engine"] and stamp[1:2] != [facts[name].release]:
-            message = f"emitted for TensorRT-LLM {'/'.join(stamp[1:2])}, the engine was built by {facts[name].release}"
-            yield _error("engine-release", f"{name}/{CONFIG_FILE}", message)
-    for finding in sharing_findings({name: repository.configs[name] for name in facts}):
-        yield dataclasses.replace(finding, path=f"{finding.path}/{CONFIG_FILE}")
-    yield from _check_bls(repository, facts)
-
-
-def _check_bls(repository: Repository, facts: Mapping[str, EngineFacts]) -> Findings:
-    for name, config in repository.role("tensorrt_llm_bls"):
-        place = f"{name}/{CONFIG_FILE}"
-        parameters = parameters_of(config)
-        for key in sorted(key for key in parameters if key.endswith("_model_name")):
-            if parameters[key] and parameters[key] not in repository.configs:
-                yield _error(
-                    "bls-model", place, f"{key} is {parameters[key]!r}, which has no model with a valid config"
-                )
-        target = facts.get(parameters.get("tensorrt_llm_model_name", ""))
-        draft = facts.get(parameters.get("tensorrt_llm_draft_model_name", ""))
-        if target is not None and draft is not None:
-            asked = parameters.get("num_draft_tokens", "")
-            yield from (
-                dataclasses.replace(finding, path=place)
-                for finding in draft_findings(
-                    target,
-                    draft,
-                    draft_tokens=int(asked) if asked.isdecimal() else 0,
-                    use_logits=parameters.get("use_draft_logits") == "true",
-                )
-            )
+        yield fault("engine-code", place, "the folder reference/ with the engine is missing")
 
 
 def _safetensors_problem(path: Path) -> str:
@@ -361,7 +267,7 @@ _CHECKS: tuple[Callable[[Repository], Findings], ...] = (
     _check_ensembles,
     _check_tokenizers,
     _check_weights,
-    _check_engines,
+    check_engines,
 )
 
 
@@ -394,7 +300,3 @@ def _json(path: Path) -> Any:
 
 def _listing(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(values.items()))
-
-
-def _error(rule: str, path: str, message: str) -> Finding:
-    return Finding(rule, "error", path, message, "emit the repository again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from engine_files import write_engine
 from engine_recipes import RECIPES, RELEASES, settings
+from triton_models import EOS, IM_END, VOCAB_SIZE
 
 from pipeline.errors import ConfigError, SourceError
 from pipeline.triton.engine_backend import engine_backend
@@ -147,6 +149,22 @@ def test_settings_reach_the_config(tmp_path: Path, tokenizer: Path) -> None:
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
 
+def test_guided_decoding_gets_its_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
+    serving = EngineServing(guided=Guided(backend="xgrammar"))
+    out = tmp_path / "repository"
+    engine = write_engine(tmp_path / "engine")
+    emit_repository(out, checkpoint=engine, tokenizer=tokenizer, settings=settings(serving))
+    path = parameters_of(read_config(out / "tensorrt_llm" / "config.pbtxt"))["xgrammar_tokenizer_info_path"]
+    info = json.loads((out / path.removeprefix("/models/")).read_text())
+    assert len(info["encoded_vocab"]) == VOCAB_SIZE
+    assert info["encoded_vocab"][EOS] == "</s>"
+    assert info["stop_token_ids"] == [EOS, IM_END]
+    assert json.loads(info["tokenizer_str"])["model"]["type"] == "BPE"
+    assert verify_repository(out) == []
+    (out / path.removeprefix("/models/")).unlink()
+    assert [item.rule for item in verify_repository(out)] == ["guided-decoding"]
+
+
 def test_what_follows_from_the_engine_is_filled_in(tmp_path: Path, tokenizer: Path) -> None:
     engine = write_engine(
         tmp_path / "engine",
@@ -217,12 +235,6 @@ REFUSED: dict[str, tuple[dict[str, Any], EngineServing, dict[str, Any], str]] = 
         EngineServing(),
         {},
         "decoding_mode is 'lookahead', but lookahead_window_size is not set",
-    ),
-    "guided-without-tokenizer": (
-        {},
-        EngineServing(guided=Guided(backend="xgrammar")),
-        {},
-        "xgrammar_tokenizer_info_path is empty",
     ),
     "weights-without-streaming": (
         {},
