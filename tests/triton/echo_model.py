@@ -70,7 +70,7 @@ class TritonPythonModel:
         self.journal = Path(read["journal"]) if read.get("journal") else None
         self.says_reason = "finish_reason" in [tensor["name"] for tensor in config["output"]]
         self.inbox = queue.SimpleQueue()
-        # Not in the thread of execute(): there, a cancellation that meets a response can hang Triton 2.51.
+        # A thread of its own, as in the models of the repositories: execute() is never held up.
         threading.Thread(target=self.serve, daemon=True).start()
 
     def execute(self, requests):
