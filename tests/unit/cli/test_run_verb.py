@@ -9,7 +9,7 @@ import pytest
 
 import pipeline.stages
 from pipeline.cli.main import main
-from pipeline.errors import GateFailed
+from pipeline.errors import GateFailed, PreflightError
 from pipeline.stages.base import StageContext
 
 
@@ -93,7 +93,7 @@ def test_failed_gate_exits_4_and_exports_nothing(tmp_path: Path, monkeypatch: py
 def test_sweep_lets_the_others_finish_and_returns_the_highest_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(monkeypatch, bf16=GateFailed("too bad"))
+    failing(monkeypatch, bf16=GateFailed("too bad"), fp8=PreflightError("cannot work"))
     assert main(["run", "-m", "target=reference", "precision=bf16,fp8,fp16"]) == 4
     out = capsys.readouterr().out
     rows = [line.split()[:2] for line in out.splitlines() if line.strip()[:1].isdigit()]
