@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test test-oracle test-clients test-soak check bench clean
+.PHONY: help setup run serve test test-oracle test-clients test-soak check modelopt bench clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,7 @@ help: ## List the verbs
 $(VENV)/.ready: pyproject.toml setup.py Makefile
 	@$(PYTHON) tools/check_host.py
 	$(PYTHON) -m venv $(VENV)
+	@echo 'installing into $(VENV) (a minute or two)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@$(BIN)/python -c 'from pipeline.triton.install import ensure_tritonserver; print("tritonserver:", ensure_tritonserver().binary)'
 	@touch $@
@@ -66,5 +67,5 @@ bench: $(VENV)/.ready ## Print the performance ratios of this machine
 	$(BIN)/python bench/convert.py
 	$(BIN)/python bench/startup.py
 
-clean: ## Remove environments, caches and results; keeps nothing
-	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients .tritonserver .pipeline dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+clean: ## Remove environments, caches, the store and results
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-modelopt .tritonserver .pipeline dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

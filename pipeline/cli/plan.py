@@ -81,6 +81,9 @@ def known_findings(spec: Spec) -> list[Finding]:
         from pipeline.toolchains.from_spec import tool_plan
 
         findings += tool_plan(spec, findings).findings
+    from pipeline.stages.foresight import foresee
+
+    findings += foresee(spec)
     order = ("error", "warning", "info")
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pipeline.cli.verbs import Request
 from pipeline.errors import PreflightError, SourceError
@@ -50,7 +51,7 @@ def serve(request: Request) -> int:
         http_port=spec.triton.http_port,
         grpc_port=spec.triton.grpc_port,
         metrics_port=spec.triton.metrics_port,
-        log_path=_log_path(spec),
+        log_path=_log_path(spec, str(manifest["name"])),
     )
     settings = dataclasses.replace(
         FrontendSettings.from_json(folder / "frontend" / "frontend.json"),
@@ -159,7 +160,9 @@ def _checked_manifest(folder: Path) -> dict[str, Any]:
         wrong = mismatches(folder, manifest["files"], hashed_bytes=_HASHED_BYTES)
     except FileNotFoundError as error:
         raise SourceError(
-            f"there is nothing to serve in {folder}", hint="make it first: python -m pipeline with the same overrides"
+            f"there is nothing to serve in {folder}",
+            hint="make it first (python -m pipeline with the same overrides), go to where it was made, "
+            "or name it: serve output_dir=FOLDER",
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{folder / NAME} cannot be read: {type(error).__name__}: {error}") from error
@@ -201,10 +204,10 @@ def _require_free(setting: str, host: str, port: int) -> None:
         ) from error
 
 
-def _log_path(spec: Spec) -> Path:
+def _log_path(spec: Spec, name: str) -> Path:
     from pipeline.store.store import Store
 
-    return Store(Path(spec.store.root)).logs / spec.name / "serve-triton.log"
+    return Store(Path(spec.store.root)).logs / quote(name, safe="") / "serve-triton.log"
 
 
 def _emitted_settings(tokenizer: Path) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def render_report(
             informal=[measure for measure in measures if measure["status"] == "not judged"],
             plots=_plots(gate) if gate else {},
             stages=_stage_rows(stages),
+            timed=any(stage.get("seconds") is not None for stage in stages),
             rows=list(flatten(manifest)),
         )
     )
