@@ -17,8 +17,8 @@ def foresee(spec: Spec) -> list[Finding]:
     if spec.target.resolved != "reference" or quantized or (independent and spec.gate.baseline != "unquantized"):
         return []
     message = (
-        "no witness but the unquantized conversion: the verdict will say nothing about the conversion itself, and if the "
-        f"source is {spec.precision.dtype} already, it will be invalid (exit 4)"
+        "no witness but the unquantized conversion: the verdict will say nothing about the conversion itself, "
+        f"and if the source is {spec.precision.dtype} already, it will be invalid (exit 4)"
     )
     hint = (
         "gate.baseline_python=PYTHON with torch and transformers (extra `oracle`), or precision=fp16 of a bf16 source"
