@@ -38,6 +38,7 @@ SERVE = (
     "import sys; from pathlib import Path; from pipeline.frontend import FrontendSettings, serve; "
     "sys.exit(serve(FrontendSettings.from_json(Path(sys.argv[1]))))"
 )
+PACE_S = 0.05
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -89,7 +90,9 @@ def http_request(port: int, tokens: int) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-async def through_frontend(port: int, concurrency: int, seconds: float, tokens: int, tally: Tally) -> None:
+async def through_frontend(
+    port: int, concurrency: int, seconds: float, tokens: int, tally: Tally, *, apart_s: float = 0.0
+) -> None:
     loop = asyncio.get_running_loop()
     readers = []
     for _ in range(concurrency):
@@ -98,19 +101,29 @@ async def through_frontend(port: int, concurrency: int, seconds: float, tokens: 
     start = time.perf_counter()
     made = 0
 
-    async def go(reader: Reader) -> None:
+    async def go(number: int, reader: Reader) -> None:
         nonlocal made
+        await asyncio.sleep(number * apart_s)
         while time.perf_counter() - start < seconds:
             tally.first_s.append(await reader.ask())
             made += tokens
 
-    await asyncio.gather(*(go(reader) for reader in readers))
+    await asyncio.gather(*(go(number, reader) for number, reader in enumerate(readers)))
     note(tally, made, time.perf_counter() - start)
     for reader in readers:
         reader.transport.close()
 
 
-async def raw(address: str, concurrency: int, seconds: float, tokens: int, tally: Tally) -> None:
+async def raw(
+    address: str,
+    concurrency: int,
+    seconds: float,
+    tokens: int,
+    tally: Tally,
+    *,
+    model: str = "tensorrt_llm",
+    apart_s: float = 0.0,
+) -> None:
     from tritonclient.grpc import InferInput
     from tritonclient.grpc.aio import InferenceServerClient
 
@@ -135,13 +148,14 @@ async def raw(address: str, concurrency: int, seconds: float, tokens: int, tally
         async def go(number: int) -> None:
             nonlocal made
             count = 0
+            await asyncio.sleep(number * apart_s)
             while time.perf_counter() - start < seconds:
                 count += 1
                 sent = time.perf_counter()
                 seen = 0
 
                 async def one() -> Any:
-                    yield {"model_name": "tensorrt_llm", "inputs": inputs(), "request_id": f"b{number}-{count}"}  # noqa: B023
+                    yield {"model_name": model, "inputs": inputs(), "request_id": f"b{number}-{count}"}  # noqa: B023
 
                 async for result, error in client.stream_infer(one()):
                     if error is not None:
@@ -195,11 +209,29 @@ def compare(arguments: argparse.Namespace, triton: TritonServer, port: int, pid:
                 "ratio": round(statistics.median(ratios), 3),
                 "ratios": [round(ratio, 3) for ratio in ratios],
                 "cpu_us_per_token": round(ours.cpu_s / ours.tokens * 1e6),
+                "raw_ttft_p50_ms": round(percentile(theirs.first_s, 0.5), 2),
+                "raw_ttft_p99_ms": round(percentile(theirs.first_s, 0.99), 2),
                 "added_ttft_p50_ms": round(percentile(ours.first_s, 0.5) - percentile(theirs.first_s, 0.5), 2),
                 "added_ttft_p99_ms": round(percentile(ours.first_s, 0.99) - percentile(theirs.first_s, 0.99), 2),
             }
         )
         print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def compare_first_tokens(arguments: argparse.Namespace, triton: TritonServer, port: int) -> dict[str, Any]:
+    """Time to the first token while 64 streams run at a model's pace, begun one after another as people do."""
+    ours, theirs = Tally(), Tally()
+    apart_s = arguments.tokens * PACE_S / 64
+    for _ in range(arguments.rounds):
+        seconds = arguments.tokens * PACE_S * 3
+        asyncio.run(raw(triton.grpc_url, 64, seconds, arguments.tokens, theirs, model="paced", apart_s=apart_s))
+        asyncio.run(through_frontend(port, 64, seconds, arguments.tokens, ours, apart_s=apart_s))
+    found: dict[str, Any] = {"paced_streams": 64, "pace_ms": PACE_S * 1000, "first_tokens": len(ours.first_s)}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        there, here = percentile(theirs.first_s, share), percentile(ours.first_s, share)
+        found |= {f"raw_ttft_{name}_ms": round(there, 2), f"added_ttft_{name}_ms": round(here - there, 2)}
+    print(json.dumps(found), flush=True)
     return found
 
 
@@ -256,11 +288,18 @@ def main() -> None:
         folder = Path(name)
         write_model(folder / "models", "tensorrt_llm")
         write_model(folder / "models", "slow", delay_ms="500")
+        write_model(folder / "models", "paced", delay_ms=str(PACE_S * 1000))
         with TritonServer(folder / "models", ensure_tritonserver(), log_path=folder / "triton.log") as triton:
             triton.wait_ready()
             process, port = start_frontend(folder, triton.grpc_url, "tensorrt_llm")
             try:
                 result: dict[str, Any] = {"compared": compare(arguments, triton, port, process.pid)}
+            finally:
+                process.terminate()
+                process.wait(30)
+            process, port = start_frontend(folder, triton.grpc_url, "paced")
+            try:
+                result["first_tokens"] = compare_first_tokens(arguments, triton, port)
             finally:
                 process.terminate()
                 process.wait(30)

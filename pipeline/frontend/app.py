@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 import pipeline.frontend.streaming as streaming
 from pipeline.frontend import api_errors
@@ -180,6 +181,7 @@ def _poster(
 
         def register(handler: Callable[[Request, Any], Awaitable[Response]]) -> None:
             async def endpoint(request: Request) -> Response:
+                request.scope["route"] = route
                 if service.draining:
                     raise api_errors.unavailable("The server is shutting down.")
                 settings = service.settings
@@ -188,7 +190,10 @@ def _poster(
                 )
                 return await handler(request, body)
 
+            # The framework's route describes the endpoint; a plain one in front of it answers, at half the cost.
             app.post(path, openapi_extra=extra, name=handler.__name__)(endpoint)
+            route = Route(path, endpoint, methods=["POST"])
+            app.router.routes.insert(0, route)
 
         return register
 
