@@ -23,6 +23,7 @@ class Calibration:
         samples: Texts that are run.
         seq_len: Tokens kept of each.
         batch_size: Texts in one forward pass.
+        modelopt_python: Interpreter that has ModelOpt, for ``converter=modelopt``; the pins decide, not the place.
     """
 
     path: str = field(metadata=identity())
@@ -30,6 +31,7 @@ class Calibration:
     samples: int = field(metadata=identity("convert"))
     seq_len: int = field(metadata=identity("convert"))
     batch_size: int = field(metadata=identity("convert"))
+    modelopt_python: str = field(default="", metadata=identity())
 
 
 @dataclass(frozen=True, slots=True)

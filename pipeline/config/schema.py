@@ -118,13 +118,17 @@ class PrecisionConfig:
 
 @dataclass
 class CalibrationConfig:
-    """Text that quantization measures on. ``path`` empty: the shipped excerpt."""
+    """Text that quantization measures on. ``path`` empty: the shipped excerpt.
+
+    ``modelopt_python``: interpreter that has NVIDIA's ModelOpt, for ``converter=modelopt``.
+    """
 
     path: str = ""
     column: str = "text"
     samples: int = field(default=512, metadata=between(1))
     seq_len: int = field(default=512, metadata=between(1))
     batch_size: int = field(default=1, metadata=between(1))
+    modelopt_python: str = ""
 
 
 @dataclass
@@ -358,7 +362,7 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     name: str | None = None
     output_dir: str | None = None
-    converter: str = field(default="auto", metadata=one_of("auto", "native", "nvidia"))
+    converter: str = field(default="auto", metadata=one_of("auto", "native", "nvidia", "modelopt"))
 
 
 def register() -> None:

@@ -180,8 +180,8 @@ class Converter:
     """Who writes the checkpoint.
 
     Attributes:
-        requested: ``auto``, ``native`` or ``nvidia``.
-        resolved: ``native`` or ``nvidia``.
+        requested: ``auto``, ``native``, ``nvidia`` or ``modelopt``.
+        resolved: ``native``, ``nvidia`` or ``modelopt``.
         reason: Why, for people.
         release: The release whose scripts run, for ``nvidia``; None for ``native``, which depends on no release.
     """

@@ -70,6 +70,14 @@ DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 _GATED = ("llama", "mistral", "qwen2", "qwen3")
 _DENSE = (*_GATED, "gemma", "gemma2", "gemma3", "phi3", "gpt2")
 NATIVE_KV_CACHE = (*_GATED, "gemma", "gemma2", "gemma3")
+# Calibrated algorithms that NVIDIA's ModelOpt writes, with the option name of each.
+MODELOPT: Mapping[str, str] = {
+    "FP8": "fp8",
+    "W8A8_SQ_PER_CHANNEL": "int8_sq",
+    "W4A16_AWQ": "int4_awq",
+    "W4A8_AWQ": "w4a8_awq",
+    "NVFP4": "nvfp4",
+}
 # Published quantizations that it cannot take over, by :class:`~pipeline.facts.published.SourceQuantization` kind.
 UNREAD_SOURCES = ("fp8_block", "nvfp4", "bitsandbytes", "hqq", "aqlm", "quip")
 

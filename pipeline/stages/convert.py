@@ -51,13 +51,38 @@ class ConvertStage:
         spec, source = context.spec, context.inputs["fetch"] / "model"
         with named_as_given(spec, source):
             tokenizer = write_tokenizer(source, context.out / "tokenizer")
+            context.facts["tokenizer"] = dataclasses.asdict(tokenizer)
+            if spec.converter.resolved == "modelopt":
+                self._by_modelopt(context, source)
+                return
             report = self._convert(context, source)
         for warning in report.warnings:
             context.log.warning(warning)
         facts = dataclasses.asdict(report)
         del facts["seconds"]  # the action record has the time; what an artefact is made of has none
         context.facts["conversion"] = facts
-        context.facts["tokenizer"] = dataclasses.asdict(tokenizer)
+
+    def _by_modelopt(self, context: StageContext, source: Path) -> None:
+        from pipeline.calibration.nvidia_modelopt import modelopt_checkpoint
+        from pipeline.calibration.texts import read_calibration
+        from pipeline.gate.tokenizer import GateTokenizer
+        from pipeline.runners.process import run
+
+        def run_program(argv: Any, env: Any, on_line: Any) -> None:
+            run(argv, env=env, on_line=on_line, log_path=context.log_path)
+
+        calibration = context.spec.calibration
+        facts = modelopt_checkpoint(
+            source,
+            context.out / "checkpoint",
+            options=conversion_options(context.spec),
+            text=read_calibration(_text_options(context.spec), GateTokenizer.load(context.out / "tokenizer").encode),
+            alpha=context.spec.precision.alpha,
+            interpreter=calibration.modelopt_python if calibration is not None else "",
+            run_program=run_program,
+            progress=context.progress,
+        )
+        context.facts["conversion"] = facts
 
     def _convert(self, context: StageContext, source: Path) -> ConversionReport:
         from pipeline.checkpoint import convert_checkpoint, open_source

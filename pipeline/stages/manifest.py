@@ -22,7 +22,10 @@ _SERVED = ("model_repository", "tokenizer", "frontend")
 _KIND = {
     "reference": "CPU rehearsal: the checkpoint served by the project's own numpy engine; no TensorRT engine was built",
 }
-_NATIVE_NOTE = "native conversion, bit-checked against NVIDIA's converter; no engine has been built from it here"
+_NOTES = {
+    "native": "native conversion, bit-checked against NVIDIA's converter; no engine has been built from it here",
+    "modelopt": "quantized by NVIDIA's ModelOpt; no engine has been built from it here",
+}
 
 
 def manifest(spec: Spec, records: Mapping[str, Record], gate: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def manifest(spec: Spec, records: Mapping[str, Record], gate: Mapping[str, Any])
         "precision": dataclasses.asdict(spec.precision),
         "parallel": dataclasses.asdict(spec.parallel),
         "limits": dataclasses.asdict(spec.limits),
-        "converter": {"name": spec.converter.resolved, "note": _NATIVE_NOTE},
+        "converter": {"name": spec.converter.resolved, "note": _NOTES.get(spec.converter.resolved, "")},
         "conversion": facts["convert"]["conversion"],
         "calibration": facts["convert"].get("calibration"),
         "storage": facts["build"].get("storage", []),

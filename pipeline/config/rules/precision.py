@@ -43,6 +43,25 @@ def native_precision(spec: Spec) -> Iterator[Finding]:
         yield Finding("native-precision", "error", "precision.quantize_lm_head", message, "quantize_lm_head=false")
 
 
+def modelopt(spec: Spec) -> Iterator[Finding]:
+    """ModelOpt quantizes Hugging Face folders, in an environment of its own."""
+    if spec.converter.resolved != "modelopt":
+        return
+    problems = []
+    if spec.precision.quant_algo not in precisions.MODELOPT or spec.precision.from_checkpoint:
+        names = ", ".join(sorted(set(precisions.MODELOPT.values())))
+        problems.append(("precision", f"converter=modelopt does not make precision={spec.precision.name}", names))
+    if spec.precision.kv_cache == "INT8":
+        problems.append(("precision.kv_cache", "converter=modelopt writes no INT8 cache", "precision.kv_cache=fp8"))
+    if spec.source.kind == "wheel" or spec.source.path.endswith(".gguf"):
+        problems.append(("converter", "converter=modelopt does not read GGUF", "converter=native"))
+    if spec.calibration is not None and not spec.calibration.modelopt_python:
+        message = "converter=modelopt needs calibration.modelopt_python, an interpreter that has ModelOpt"
+        problems.append(("calibration.modelopt_python", message, "make modelopt, then .venv-modelopt/bin/python"))
+    for path, message, hint in problems:
+        yield Finding("modelopt", "error", path, message, hint)
+
+
 def gpu_support(spec: Spec) -> Iterator[Finding]:
     """FP8 needs Ada, NVFP4 Blackwell; data-centre Blackwell refuses the integer methods."""
     algorithm, sm = spec.precision.quant_algo, spec.hardware.sm
@@ -90,4 +109,4 @@ def kv_cache_gpu(spec: Spec) -> Iterator[Finding]:
         )
 
 
-RULES = (native_precision, gpu_support, kv_cache_gpu)
+RULES = (native_precision, modelopt, gpu_support, kv_cache_gpu)
