@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,14 @@ from pipeline.errors import SourceError
 
 # Rope scaling types the TensorRT-LLM model reads; anything else stops the engine build.
 ROPE_TYPES = ("linear", "dynamic", "longrope", "llama3", "yarn", "mrope")
+
+# What a scaling object must state; transformers refuses it without.
+_ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 # Model types whose transformers class shares head and embedding when the config does not say.
 _TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "starcoder2"}
@@ -71,21 +80,27 @@ class _Fields:
     def first(self, *names: str) -> Any:
         return next((self.raw[n] for n in names if self.raw.get(n) is not None), None)
 
+    def stated(self, *names: str) -> str:
+        """Return the name under which a value is stated, the first one if it is not."""
+        return next((n for n in names if self.raw.get(n) is not None), names[0])
+
     def whole(self, *names: str, default: int | None = None) -> int:
         value = self.first(*names)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SourceError(f"{self.where}: {names[0]} is {value!r}; expected a whole number from 1")
+            raise SourceError(f"{self.where}: {self.stated(*names)} is {value!r}; expected a whole number from 1")
         return value
 
-    def number(self, *names: str, default: float | None = None) -> float | None:
+    def positive(self, *names: str) -> float | None:
         value = self.first(*names)
         if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise SourceError(f"{self.where}: {names[0]} is {value!r}; expected a number")
-        return value
+            return None
+        # JSON as Python reads it has NaN, infinities, and integers beyond any float.
+        known = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not known or not 0 < value <= sys.float_info.max:
+            raise SourceError(f"{self.where}: {self.stated(*names)} is {value!r}; expected a number above 0")
+        return value  # type: ignore[no-any-return]  # a number, see above
 
     def flag(self, *names: str, default: bool = False) -> bool:
         value = self.first(*names)
@@ -102,8 +117,9 @@ def load_config(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SourceError(f"{path}: does not exist", hint="the source folder needs the model's config.json") from None
-    except (ValueError, OSError) as error:
-        raise SourceError(f"{path}: cannot be read as JSON ({error})") from error
+    except (ValueError, OSError, RecursionError) as error:
+        hint = "save it as UTF-8 without a byte order mark" if "BOM" in str(error) else ""
+        raise SourceError(f"{path}: cannot be read as JSON ({error})", hint=hint) from error
     if not isinstance(value, dict):
         raise SourceError(f"{path}: holds {type(value).__name__}; expected a JSON object")
     return value
@@ -145,7 +161,7 @@ def read_architecture(raw: Mapping[str, Any], where: str = "config.json") -> Arc
         head_dim=fields.whole("kv_channels", "head_dim", default=hidden // heads),
         intermediate_size=fields.whole("intermediate_size", "n_inner", default=4 * hidden),
         hidden_act=str(fields.first("hidden_activation", "hidden_act", "activation_function") or "silu"),
-        norm_eps=fields.number("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", default=1e-5) or 1e-5,
+        norm_eps=fields.positive("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon") or 1e-5,
         max_positions=fields.whole("max_position_embeddings", "n_positions"),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -164,17 +180,19 @@ def _rope(fields: _Fields) -> tuple[float | None, Mapping[str, Any] | None, floa
 
     Where ``rope_parameters`` has an object per kind of layer, that of ``full_attention`` counts.
     """
-    theta = fields.number("rope_theta")
-    factor = fields.number("partial_rotary_factor") or 1.0
+    theta = fields.positive("rope_theta")
+    factor = fields.positive("partial_rotary_factor") or 1.0
     scaling = fields.first("rope_scaling")
     parameters = fields.first("rope_parameters")
     if isinstance(parameters, Mapping):
-        own = dict(parameters.get("full_attention", parameters))
-        base = own.pop("rope_theta", None)
-        theta = theta if base is None else base
-        factor = own.pop("partial_rotary_factor", factor)
+        own = parameters.get("full_attention", parameters)
+        if not isinstance(own, Mapping):
+            raise SourceError(f"{fields.where}: rope_parameters.full_attention is {own!r}; expected an object")
+        inner = _Fields(own, f"{fields.where}: rope_parameters")
+        theta = inner.positive("rope_theta") or theta
+        factor = inner.positive("partial_rotary_factor") or factor
         if scaling is None:
-            scaling = own
+            scaling = {key: own[key] for key in own if key not in ("rope_theta", "partial_rotary_factor")}
     return theta, _scaling(fields, scaling), factor
 
 
@@ -193,6 +211,13 @@ def _scaling(fields: _Fields, scaling: object) -> Mapping[str, Any] | None:
             f"{fields.where}: rope scaling type is {kind!r}; expected one of {', '.join(ROPE_TYPES)} or default",
             hint="TensorRT-LLM would refuse it at build; there is no equivalent to convert it to",
         )
+    inner = _Fields(scaling, f"{fields.where}: rope_scaling")
+    numbers = {name: inner.positive(name) for name in _ROPE_NUMBERS.get(kind, ())}
+    missing = [name for name, value in numbers.items() if value is None]
+    if missing:
+        raise SourceError(f"{inner.where} of type {kind!r} lacks {', '.join(missing)}; transformers refuses that too")
+    if kind == "llama3" and numbers["low_freq_factor"] == numbers["high_freq_factor"]:
+        raise SourceError(f"{inner.where}: low_freq_factor and high_freq_factor are equal; expected a range")
     return dict(scaling)
 
 

@@ -49,6 +49,12 @@ def plan_conversion(source: TensorSource, options: ConvertOptions) -> Conversion
         ConfigError: tp or pp does not fit the model.
     """
     architecture = read_architecture(source.config, str(source.path))
+    if architecture.num_layers > len(source.tensors):  # before anything is done for each layer
+        raise SourceError(
+            f"{source.path}: the config states {architecture.num_layers} layers, the weights are "
+            f"{len(source.tensors)} tensors in all",
+            hint="config.json and weights do not belong together",
+        )
     family = family_of(architecture.name)
     if family.check is not None:
         family.check(architecture)

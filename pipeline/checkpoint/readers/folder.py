@@ -115,7 +115,7 @@ def read_index(path: Path) -> dict[str, str]:
     refuse_placeholder(path)
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SourceError(f"{path}: is no weight index ({type(error).__name__}: {error})") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{path}: weight_map is empty; expected tensor names and files")

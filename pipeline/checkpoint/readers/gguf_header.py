@@ -20,6 +20,7 @@ from pipeline.errors import SourceError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _DEFAULT_ALIGNMENT = 32
+_DEPTH = 4  # of arrays in arrays; no known key has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +68,19 @@ class _Reader:
     def text(self) -> str:
         return self.take(int(self.unpack("Q")[0])).decode("utf-8", errors="surrogateescape")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self.unpack(_SCALARS[kind])[0]
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
             element, count = self.unpack("I")[0], self.unpack("Q")[0]
-            if count > self.size:
-                raise SourceError(f"{self.path}: an array of {count} values in the header; the file is damaged")
+            if count > self.size or depth > _DEPTH:
+                what = f"an array of {count} values" if count > self.size else f"arrays nested over {_DEPTH} deep"
+                raise SourceError(f"{self.path}: {what} in the header; the file is damaged")
             if element in _SCALARS:
                 return list(self.unpack(_SCALARS[element], count))
-            return [self.value(element) for _ in range(count)]
+            return [self.value(element, depth + 1) for _ in range(count)]
         raise SourceError(f"{self.path}: metadata value of unknown type {kind}; the file is damaged or newer")
 
 
@@ -110,5 +112,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
             shape = tuple(reversed(reader.unpack("Q", dimensions)))
             table.append((name, shape, *reader.unpack("I"), *reader.unpack("Q")))
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
+            raise SourceError(f"{path}: general.alignment is {alignment!r}; expected a whole number from 1")
         start = math.ceil(stream.tell() / alignment) * alignment
     return GgufHeader(metadata, {name: GgufTensor(name, shape, kind, start + at) for name, shape, kind, at in table})

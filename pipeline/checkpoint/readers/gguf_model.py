@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,28 +69,31 @@ def gguf_config(header: GgufHeader, dtype: str, where: str) -> dict[str, Any]:
     Numbers are taken as stored: a rope base or an epsilon is the float32 value of the file.
 
     Raises:
-        SourceError: The architecture is not supported, a key is missing, or rope scaling is of an unknown kind.
+        SourceError: The architecture is not supported, a key is missing or out of range, or rope scaling is of an
+            unknown kind.
     """
     metadata = header.metadata
     kind = metadata.get("general.architecture")
-    if kind not in _CLASSES:
+    if not isinstance(kind, str) or kind not in _CLASSES:
         raise SourceError(
             f"{where}: GGUF architecture {kind!r} is not supported; expected one of {', '.join(_CLASSES)}",
             hint="convert the Hugging Face form of this model",
         )
 
-    def need(key: str) -> Any:
-        if f"{kind}.{key}" not in metadata:
-            raise SourceError(f"{where}: metadata lacks {kind}.{key}")
-        return metadata[f"{kind}.{key}"]
-
+    numbers = _Numbers(metadata, kind, where)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise SourceError(f"{where}: tensor token_embd.weight is missing")
+    if len(embedding.shape) != 2:
+        raise SourceError(f"{where}: token_embd.weight has {len(embedding.shape)} dimensions; expected 2")
     architecture, model_type, interleaved = _CLASSES[kind]
-    heads, hidden = need("attention.head_count"), need("embedding_length")
-    head_dim = metadata.get(f"{kind}.attention.key_length", hidden // heads)
-    rotary = metadata.get(f"{kind}.rope.dimension_count", head_dim)
+    layers = numbers.whole("block_count")
+    if layers > len(header.tensors):
+        count = len(header.tensors)
+        raise SourceError(f"{where}: {kind}.block_count is {layers}; expected no more than the {count} tensors there")
+    heads, hidden = numbers.whole("attention.head_count"), numbers.whole("embedding_length")
+    head_dim = numbers.whole("attention.key_length", hidden // heads)
+    rotary = numbers.whole("rope.dimension_count", head_dim)
     if rotary != head_dim:
         raise SourceError(f"{where}: rotates {rotary} of {head_dim} values per head; expected all of them")
     config = {
@@ -98,16 +102,16 @@ def gguf_config(header: GgufHeader, dtype: str, where: str) -> dict[str, Any]:
         "dtype": dtype,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "num_hidden_layers": need("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get(f"{kind}.attention.head_count_kv", heads),
+        "num_key_value_heads": numbers.whole("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": need("feed_forward_length"),
+        "intermediate_size": numbers.whole("feed_forward_length"),
         "hidden_act": "silu",
-        "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": need("context_length"),
-        "rope_theta": metadata.get(f"{kind}.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(metadata, kind, where),
+        "rms_norm_eps": numbers.positive("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": numbers.whole("context_length"),
+        "rope_theta": numbers.positive("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(numbers),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
@@ -121,13 +125,44 @@ def gguf_config(header: GgufHeader, dtype: str, where: str) -> dict[str, Any]:
     return config
 
 
-def _rope_scaling(metadata: Mapping[str, Any], kind: str, where: str) -> dict[str, Any] | None:
-    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
+class _Numbers:
+    """Typed access to the numbers of an architecture, with errors that name file and key."""
+
+    def __init__(self, metadata: Mapping[str, Any], kind: str, where: str) -> None:
+        self.metadata = metadata
+        self.kind = kind
+        self.where = where
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self._stated(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, value, "a whole number from 1")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self._stated(key, default)
+        known = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not known or not 0 < value <= sys.float_info.max:
+            raise self._wrong(key, value, "a number above 0")
+        return value  # type: ignore[no-any-return]  # a number, see above
+
+    def _stated(self, key: str, default: Any) -> Any:
+        value = self.metadata.get(f"{self.kind}.{key}", default)
+        if value is None:
+            raise SourceError(f"{self.where}: metadata lacks {self.kind}.{key}")
+        return value
+
+    def _wrong(self, key: str, value: Any, expected: str) -> SourceError:
+        return SourceError(f"{self.where}: {self.kind}.{key} is {value!r}; expected {expected}")
+
+
+def _rope_scaling(numbers: _Numbers) -> dict[str, Any] | None:
+    scaling = numbers.metadata.get(f"{numbers.kind}.rope.scaling.type", "none")
     if scaling == "none":
         return None
     if scaling == "linear":
-        return {"rope_type": "linear", "factor": metadata[f"{kind}.rope.scaling.factor"]}
+        return {"rope_type": "linear", "factor": numbers.positive("rope.scaling.factor")}
     raise SourceError(
-        f"{where}: rope scaling type {scaling!r} of a GGUF file; expected none or linear, no other is carried",
+        f"{numbers.where}: rope scaling type {scaling!r} of a GGUF file; expected none or linear, no other is carried",
         hint="convert the Hugging Face form of this model",
     )

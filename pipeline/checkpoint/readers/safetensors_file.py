@@ -27,15 +27,17 @@ def read_safetensors_header(path: Path) -> WeightFile:
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > _HEADER_LIMIT:
+        if size < 8:
+            raise SourceError(f"{path}: is no safetensors file ({size} bytes; its header alone takes 8 or more)")
+        if length > _HEADER_LIMIT:
             raise SourceError(f"{path}: is no safetensors file (header of {length} bytes announced)")
         text = stream.read(length)
     if len(text) < length:
         raise _truncated(path, size, 8 + length)
     try:
-        header = json.loads(text)
-    except ValueError as error:
-        raise SourceError(f"{path}: is no safetensors file (header is no JSON: {error})") from error
+        header = json.loads(text, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: is no safetensors file (its header cannot be read: {error})") from error
     if not isinstance(header, dict):
         raise SourceError(f"{path}: is no safetensors file (header is no JSON object)")
     header.pop("__metadata__", None)
@@ -52,6 +54,15 @@ def read_safetensors_header(path: Path) -> WeightFile:
     if size != 8 + length + end:
         raise _truncated(path, size, 8 + length + end)
     return WeightFile(tensors, offsets)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; of a tensor that is named twice, Python's reader would keep the last without a word."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
+    return found
 
 
 def _begin(path: Path, name: str, entry: Any) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.checkpoint.hfconfig import load_config
 from pipeline.checkpoint.readers.base import refuse_placeholder
-from pipeline.checkpoint.tokenizer.report import TokenizerReport, as_ids, write_generation_config
+from pipeline.checkpoint.tokenizer.report import TokenizerReport, as_ids, beyond_vocabulary, write_generation_config
 from pipeline.errors import SourceError
 
 _FILES = (
@@ -79,12 +79,23 @@ def finish_folder(
         kind: For the report.
         config: The tokenizer's config.
         files: What was written before.
+
+    Raises:
+        SourceError: An id that begins or ends a text is no id, or outside the model's vocabulary.
     """
     generation = _optional(source / "generation_config.json")
     model = _optional(source / "config.json")
     own = {name: _token_id(config, name, tokenizer, source) for name in ("bos", "eos", "pad")}
+    vocab_size = model.get("vocab_size")
+    for name, document in (("generation_config.json", generation), ("config.json", model)):
+        _refuse_foreign_ids(document, vocab_size, source / name)
     stated = as_ids(generation.get("eos_token_id")) or as_ids(model.get("eos_token_id"))
     eos = tuple(dict.fromkeys([*stated, *([] if own["eos"] is None else [own["eos"]])]))
+    if eos and isinstance(vocab_size, int) and min(eos) >= vocab_size:
+        raise SourceError(
+            f"{source}: the tokenizer ends a text with id {eos[0]}, the model knows ids up to {vocab_size - 1}",
+            hint="tokenizer and model do not belong together",
+        )
     bos = own["bos"] if own["bos"] is not None else next(iter(as_ids(model.get("bos_token_id"))), None)
     write_generation_config(out, generation, bos=bos, pad=own["pad"], eos=eos)
     template = next(
@@ -96,6 +107,7 @@ def finish_folder(
         warnings.append("there is no chat template: chat requests need a configured one")
     if not eos:
         warnings.append("no end-of-text id is known: generation ends only at max_tokens or a stop string")
+    warnings += beyond_vocabulary(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1), vocab_size)
     return TokenizerReport(
         kind=kind,
         vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
@@ -105,6 +117,21 @@ def finish_folder(
         files=tuple(sorted((*files, "generation_config.json"))),
         warnings=tuple(warnings),
     )
+
+
+def _refuse_foreign_ids(document: Mapping[str, Any], vocab_size: object, path: Path) -> None:
+    """Refuse ids that no text could begin or end with. -1 is an old way to say that there is none."""
+    for key in ("bos_token_id", "eos_token_id"):
+        value = document.get(key)
+        for item in value if isinstance(value, list) else [value]:
+            if item is None or item == -1:
+                continue
+            if not as_ids(item) or (isinstance(vocab_size, int) and item >= vocab_size):
+                top = f"0 to {vocab_size - 1}, the model's vocabulary" if isinstance(vocab_size, int) else "an id"
+                raise SourceError(
+                    f"{path}: {key} is {item!r}; expected {top}",
+                    hint="the file belongs to another model, or was changed by hand",
+                )
 
 
 def _optional(path: Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.readers.gguf_header import read_gguf_header
-from pipeline.checkpoint.tokenizer.report import TokenizerReport, write_generation_config
+from pipeline.checkpoint.tokenizer.report import TokenizerReport, beyond_vocabulary, write_generation_config
 from pipeline.checkpoint.writer import write_json
 from pipeline.errors import SourceError
 
@@ -41,27 +41,30 @@ def write_from_gguf(path: Path, out: Path) -> TokenizerReport:
     Raises:
         SourceError: The kind of tokenizer or its pre-tokenizer is not known exactly, or the lists do not fit.
     """
-    metadata = read_gguf_header(path).metadata
+    header = read_gguf_header(path)
+    metadata = header.metadata
     model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if model != "gpt2":
         raise SourceError(
             f"{path}: tokenizer model {model!r} cannot be rebuilt exactly; expected gpt2 (byte-level BPE)",
             hint="take the model with its tokenizer.json from the hub",
         )
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise SourceError(
             f"{path}: tokenizer.ggml.pre {pre!r} is not known; expected one of {', '.join(_PRE_TOKENIZERS)}",
             hint="take the model with its tokenizer.json from the hub",
         )
     tokens, kinds = _token_lists(metadata, path)
-    tokenizer = _build(tokens, kinds, metadata, str(pre), path)
-    tokenizer.save(str(out / "tokenizer.json"))
     special = _special_ids(metadata, len(tokens), path)
+    tokenizer = _build(tokens, kinds, metadata, special, path)
+    tokenizer.save(str(out / "tokenizer.json"))
     names = {f"{name}_token": tokens[i] for name, i in special.items() if name in ("bos", "eos", "unk", "pad")}
     write_json(out / "tokenizer_config.json", _tokenizer_config(tokens, kinds, metadata, names))
     write_json(out / "special_tokens_map.json", names)
     eos = tuple(dict.fromkeys(special[name] for name in ("eos", "eot", "eom") if name in special))
     write_generation_config(out, {}, bos=special.get("bos"), pad=special.get("pad"), eos=eos)
+    embedding = header.tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else len(tokens)
     has_template = bool(metadata.get("tokenizer.chat_template"))
     return TokenizerReport(
         kind="gguf",
@@ -70,14 +73,18 @@ def write_from_gguf(path: Path, out: Path) -> TokenizerReport:
         bos_token_id=special.get("bos"),
         chat_template="tokenizer_config.json" if has_template else None,
         files=("generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
-        warnings=() if has_template else ("the file holds no chat template: chat requests need a configured one",),
+        warnings=(
+            *(() if has_template else ("the file holds no chat template: chat requests need a configured one",)),
+            *beyond_vocabulary(len(tokens) - 1, rows),
+        ),
     )
 
 
 def _token_lists(metadata: Mapping[str, Any], path: Path) -> tuple[list[str], list[int]]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not isinstance(metadata.get("tokenizer.ggml.merges"), list):
-        raise SourceError(f"{path}: metadata lacks tokenizer.ggml.tokens or tokenizer.ggml.merges")
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        if not isinstance(metadata.get(key), list) or not all(isinstance(text, str) for text in metadata[key]):
+            raise SourceError(f"{path}: metadata lacks {key}, or it is no list of texts")
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         counts = f"{len(tokens)} tokens, {len(set(tokens))} distinct, {len(kinds)} types"
@@ -85,7 +92,9 @@ def _token_lists(metadata: Mapping[str, Any], path: Path) -> tuple[list[str], li
     return tokens, kinds
 
 
-def _build(tokens: list[str], kinds: list[int], metadata: Mapping[str, Any], pre: str, path: Path) -> Any:
+def _build(
+    tokens: list[str], kinds: list[int], metadata: Mapping[str, Any], special: Mapping[str, int], path: Path
+) -> Any:
     from tokenizers import AddedToken, Tokenizer
     from tokenizers.decoders import ByteLevel
     from tokenizers.models import BPE
@@ -100,13 +109,15 @@ def _build(tokens: list[str], kinds: list[int], metadata: Mapping[str, Any], pre
         tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
     except Exception as error:  # the library raises its plain base class
         raise SourceError(f"{path}: tokens and merges do not belong together ({error})") from error
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[metadata["tokenizer.ggml.pre"]]()
     tokenizer.decoder = ByteLevel()
     for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
         chosen = [token for token, its in zip(tokens, kinds, strict=True) if its == kind]
         add([AddedToken(token, special=kind == _CONTROL, normalized=False) for token in chosen])
     if metadata.get("tokenizer.ggml.add_bos_token"):
-        bos = tokens[metadata["tokenizer.ggml.bos_token_id"]]
+        if "bos" not in special:
+            raise SourceError(f"{path}: metadata lacks tokenizer.ggml.bos_token_id, and add_bos_token asks for it")
+        bos = tokens[special["bos"]]
         tokenizer.post_processor = TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, vocabulary[bos])]
         )
@@ -120,9 +131,9 @@ def _special_ids(metadata: Mapping[str, Any], count: int, path: Path) -> dict[st
         token = metadata.get(f"tokenizer.ggml.{stored}_token_id")
         if token is None:
             continue
-        if token >= count:
-            raise SourceError(f"{path}: tokenizer.ggml.{stored}_token_id is {token}; expected less than {count}")
-        found[name] = int(token)
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < count:
+            raise SourceError(f"{path}: tokenizer.ggml.{stored}_token_id is {token!r}; expected 0 to {count - 1}")
+        found[name] = token
     if "eos" not in found:
         raise SourceError(f"{path}: metadata lacks tokenizer.ggml.eos_token_id; generation would never end")
     return found

@@ -34,14 +34,16 @@ class TokenizerReport:
 
 
 def as_ids(value: object) -> list[int]:
-    """Return the ids of a config value that is an id, a list of ids, or null."""
-    if isinstance(value, bool):
-        return []
-    if isinstance(value, int):
-        return [value]
-    if isinstance(value, list):
-        return [item for item in value if isinstance(item, int) and not isinstance(item, bool)]
-    return []
+    """Return the ids of a config value that is an id, a list of ids, or null; a negative one stands for none."""
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+
+
+def beyond_vocabulary(last: int, vocab_size: object) -> tuple[str, ...]:
+    """Warn of a tokenizer whose last id the model has no row for; a request that needs such a token is refused."""
+    if not isinstance(vocab_size, int) or last < vocab_size:
+        return ()
+    return (f"the tokenizer has ids up to {last}, the model has {vocab_size}: texts with the others are refused",)
 
 
 def write_generation_config(
@@ -50,7 +52,7 @@ def write_generation_config(
     """Write ``generation_config.json``: what the source says, with all end-of-text ids as a list."""
     config = dict(base)
     for key, value in (("bos_token_id", bos), ("pad_token_id", pad)):
-        if config.get(key) is None and value is not None:
+        if config.get(key) in (None, -1) and value is not None:
             config[key] = value
     config["eos_token_id"] = list(eos)
     write_json(out / "generation_config.json", config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,9 @@ from checkpoint_models import config, gguf_source_tensors, gguf_tensors, save, t
 from checkpoint_reading import digests, load_checkpoint, same
 from ml_dtypes import bfloat16
 
-from pipeline.checkpoint import ConvertOptions, convert_checkpoint, inspect_source, open_source
+from pipeline.checkpoint import ConvertOptions, convert_checkpoint, inspect_source, open_source, write_tokenizer
+from pipeline.checkpoint.readers.gguf_header import GgufHeader, GgufTensor
+from pipeline.checkpoint.readers.gguf_model import gguf_config
 from pipeline.errors import SourceError
 
 
@@ -99,3 +103,59 @@ def test_gguf_config_has_the_numbers_as_stored(tmp_path: Path) -> None:
     made = json.loads((tmp_path / "out" / "config.json").read_text())
     assert made["norm_epsilon"] == float(np.float32(1e-5))
     assert (made["rotary_base"], made["vocab_size"], made["num_key_value_heads"]) == (10000.0, 61, 2)
+
+
+def patched(path: Path, key: str, layout: str, value: float) -> Path:
+    """Overwrite a number in the metadata of the tiny file; the value follows the key and four bytes of type."""
+    content = bytearray(path.read_bytes())
+    at = content.index(key.encode()) + len(key) + 4
+    struct.pack_into(layout, content, at, value)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "layout", "value", "expected"),
+    [
+        ("llama.attention.head_count", "<I", 0, "is 0; expected a whole number from 1"),
+        ("llama.attention.head_count_kv", "<I", 0, "is 0; expected a whole number from 1"),
+        ("llama.block_count", "<I", 2**31, "is 2147483648; expected no more than the 29 tensors"),
+        ("llama.attention.layer_norm_rms_epsilon", "<f", -1.0, "is -1.0; expected a number above 0"),
+        ("llama.attention.layer_norm_rms_epsilon", "<f", math.nan, "is nan; expected a number above 0"),
+        ("llama.rope.freq_base", "<f", 0.0, "is 0.0; expected a number above 0"),
+        ("tokenizer.ggml.eos_token_id", "<I", 99, "is 99; expected 0 to 10"),
+    ],
+)
+def test_number_of_a_gguf_that_no_model_has_is_named(
+    tmp_path: Path, key: str, layout: str, value: float, expected: str
+) -> None:
+    path = patched(tiny_gguf(tmp_path / "m.gguf"), key, layout, value)
+    with pytest.raises(SourceError) as caught:
+        inspect_source(path)
+        write_tokenizer(path, tmp_path / "tokenizer")
+    assert f"m.gguf: {key} {expected}" in caught.value.message
+
+
+def test_linear_scaling_of_a_gguf_without_its_factor_is_named(tmp_path: Path) -> None:
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.attention.head_count": 1,
+        "llama.embedding_length": 4,
+        "llama.feed_forward_length": 4,
+        "llama.context_length": 8,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.scaling.type": "linear",
+    }
+    embedding = GgufTensor("token_embd.weight", (4, 4), 0, 0)
+    with pytest.raises(SourceError, match=r"m: metadata lacks llama\.rope\.scaling\.factor"):
+        gguf_config(GgufHeader(metadata, {embedding.name: embedding}), "float32", "m")
+
+
+def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    array = struct.pack("<IQ", 9, 1)  # one element, an array
+    key = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + array * 100_000)
+    with pytest.raises(SourceError, match="arrays nested over 4 deep"):
+        inspect_source(path)

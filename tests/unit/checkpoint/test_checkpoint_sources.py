@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -195,11 +196,63 @@ def test_folder_without_weights_says_what_is_there(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope scaling type is 'su'"),
         ({"rope_scaling": 4}, "rope_scaling is 4"),
         ({"torch_dtype": "int8"}, "dtype is 'int8'"),
+        ({"head_dim": 0}, ": head_dim is 0"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; expected a number above 0"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters: rope_theta is 'x'"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention is 3"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling of type 'linear' lacks factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling: factor is 0"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}},
+            "lacks low_freq_factor, original_max_position_embeddings",
+        ),
+        ({"num_hidden_layers": 10**7}, "states 10000000 layers"),
     ],
 )
 def test_config_that_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     source = save(tmp_path / "m", config(**changes), llama_tensors(config()))
     assert message in refused(source, tmp_path / "out").message
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_nested_without_end_is_named(tmp_path: Path, name: str) -> None:
+    source = tiny_llama(tmp_path / "m", shards=2)
+    (source / name).write_text("[" * 100_000)
+    with pytest.raises(SourceError, match=name.replace(".", r"\.")):
+        inspect_source(source)
+
+
+def test_config_with_a_byte_order_mark_gets_advice(tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "m")
+    (source / "config.json").write_text((source / "config.json").read_text(), encoding="utf-8-sig")
+    with pytest.raises(SourceError) as caught:
+        inspect_source(source)
+    assert "without a byte order mark" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("[" * 100_000, "its header cannot be read"),
+        (json.dumps({"a": {}})[:-1] + ', "a": {}}', "a is there twice"),
+    ],
+    ids=["nested", "repeated"],
+)
+def test_safetensors_header_that_cannot_be_trusted_is_named(tmp_path: Path, header: str, message: str) -> None:
+    source = tiny_llama(tmp_path / "m")
+    (source / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    with pytest.raises(SourceError, match=message):
+        inspect_source(source)
+
+
+def test_safetensors_of_three_bytes_is_said_to_have_three(tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "m")
+    (source / "model.safetensors").write_bytes(b"abc")
+    with pytest.raises(SourceError, match="3 bytes; its header alone takes 8"):
+        inspect_source(source)
 
 
 def test_missing_config_and_missing_folder_are_named(tmp_path: Path) -> None:

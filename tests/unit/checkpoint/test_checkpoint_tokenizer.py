@@ -182,6 +182,34 @@ def test_folder_copies_links_as_real_files(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config": {"vocab_size": 5, "eos_token_id": "x"}}, r"config\.json: eos_token_id is 'x'; expected 0 to 4"),
+        ({"config": {"vocab_size": 5}, "generation_config": {"eos_token_id": [2, 5]}}, r"eos_token_id is 5"),
+        ({"config": {"vocab_size": 5, "bos_token_id": 99}}, "bos_token_id is 99"),
+        ({"config": {"eos_token_id": True}}, "eos_token_id is True; expected an id"),
+        (
+            {"config": {"vocab_size": 3}, "tokenizer_config": {"eos_token": "<|eot|>"}},
+            "ends a text with id 3, the model knows ids up to 2",
+        ),
+    ],
+)
+def test_folder_refuses_ids_that_no_text_ends_with(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        write_tokenizer(hf_folder(tmp_path / "m", **files), tmp_path / "out")
+
+
+def test_folder_takes_minus_one_as_no_id(tmp_path: Path) -> None:
+    files = {"config": {"vocab_size": 5, "eos_token_id": -1}, "tokenizer_config": {"eos_token": "</s>"}}
+    assert write_tokenizer(hf_folder(tmp_path / "m", **files), tmp_path / "out").eos_token_ids == (2,)
+
+
+def test_folder_warns_of_tokens_the_model_has_no_row_for(tmp_path: Path) -> None:
+    report = write_tokenizer(hf_folder(tmp_path / "m", config={"vocab_size": 4}), tmp_path / "out")
+    assert any("ids up to 4, the model has 4" in warning for warning in report.warnings)
+
+
 def test_folder_with_a_damaged_or_foreign_tokenizer_is_named(tmp_path: Path) -> None:
     source = hf_folder(tmp_path / "m", tokenizer_config={"eos_token": "<eos>"})
     with pytest.raises(SourceError, match=r"eos_token '<eos>' is not in tokenizer\.json"):
