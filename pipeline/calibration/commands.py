@@ -72,6 +72,6 @@ class Encoder:
 
         from pipeline.checkpoint import write_tokenizer
 
-        if not (self._folder / "tokenizer.json").is_file():
-            write_tokenizer(self._source, self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        write_tokenizer(self._source, self._folder)
         return Tokenizer.from_file(str(self._folder / "tokenizer.json"))

@@ -93,7 +93,7 @@ def modelopt_checkpoint(
     request.write_text(json.dumps(content), encoding="utf-8")
     program = Path(__file__).with_name("modelopt_program.py")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
-    # Isolated: the folder of the program must not be searched, or our modules would stand in for those of the same name.
+    # Isolated: with the folder of the program searched, our modules could stand in for those of the same name.
     run_program([interpreter, "-I", str(program), str(request)], environment, _reader(progress))
     request.unlink()
     config = load_config(out / "config.json")

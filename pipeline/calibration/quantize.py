@@ -131,7 +131,9 @@ class _Job:
         try:
             self._settle_group()
             self._refuse_misfits()
-            values = self._measured()
+            values: dict[str, F32] = {}
+            if self._options.quant != "int4_awq" or self._options.kv_cache is not None:
+                values |= self._measured()
             if self._options.quant in GROUPED:
                 values |= self._searched()
             ranges = self._request.work / "ranges.safetensors"
@@ -206,7 +208,7 @@ class _Job:
             sequences.append(sequence)
             tokens += len(sequence)
         self._facts["search_tokens"] = tokens
-        return search_int4(
+        found = search_int4(
             self._engine.model,
             self._linears,
             self._weight,
@@ -219,6 +221,8 @@ class _Job:
             identity=self._identity,
             progress=self._progress,
         )
+        check_ranges(found)
+        return found
 
     def _settle_alpha(self) -> None:
         if self._request.alpha is not None:
@@ -273,9 +277,11 @@ class _Job:
     @cached_property
     def _plain(self) -> Path:
         """The 16-bit checkpoint that is measured; kept in the work folder."""
+        from pipeline.checkpoint.digest import weights_digest
+
         plain = self._request.work / "plain"
         note = self._request.work / "plain.json"
-        wanted = {"source": str(self._request.source.resolve()), "dtype": self._options.dtype}
+        wanted = {"source": weights_digest(self._request.source), "dtype": self._options.dtype}
         if (plain / "config.json").is_file() and note.is_file() and json.loads(note.read_text()) == wanted:
             return plain
         shutil.rmtree(plain, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,7 @@ def check_scales(checkpoint: Path, *, floors: bool = True) -> None:
     """
     from pipeline.checkpoint import verify_checkpoint
 
-    findings = [finding for finding in verify_checkpoint(checkpoint) if finding.severity == "error"]
+    findings = [_with_tensor(finding) for finding in verify_checkpoint(checkpoint) if finding.severity == "error"]
     ones: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     for name, values in _scales(checkpoint):
@@ -82,6 +83,12 @@ def check_scales(checkpoint: Path, *, floors: bool = True) -> None:
         if len(names) == counts[kind] and not (floors and kind == "kv_cache_scaling_factor"):
             findings += [Finding("scale-default", "error", name, f"{name} is 1, as everywhere") for name in names]
     _raise(f"{checkpoint.name}: the scales of the checkpoint cannot be meant", findings)
+
+
+def _with_tensor(finding: Finding) -> Finding:
+    """Name the tensor beside its file, for the list of modules."""
+    tensor = finding.message.partition(" ")[0]
+    return replace(finding, path=f"{finding.path}: {tensor}") if tensor.endswith(_SCALES) else finding
 
 
 def _scales(checkpoint: Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:

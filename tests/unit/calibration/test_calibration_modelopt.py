@@ -77,8 +77,10 @@ def test_lost_rotary_base_is_refused(tmp_path: Path) -> None:
 def test_tensors_that_the_scheme_demands_and_the_export_lacks_are_named(tmp_path: Path) -> None:
     quantization = {"quant_algo": "W8A8_SQ_PER_CHANNEL"}
     standin = Standin(quantize(tmp_path / "answer", quant="fp8"), quantization=quantization)
-    with pytest.raises(SourceError, match=r"attention.qkv.prequant_scaling_factor is missing"):
+    with pytest.raises(SourceError, match="the scales of the checkpoint cannot be meant") as caught:
         ask(standin, tmp_path / "out")
+    lacking = "transformer.layers.1.attention.qkv.prequant_scaling_factor"
+    assert f"rank0.safetensors: {lacking}" in {finding.path for finding in caught.value.findings}
 
 
 @pytest.mark.parametrize(
