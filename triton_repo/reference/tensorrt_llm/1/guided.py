@@ -13,7 +13,7 @@ import numpy as np
 # As TensorRT-LLM names them; ``json`` is any object.
 KINDS = ("json", "json_schema", "regex", "ebnf_grammar")
 # Without a bound, an undecided model may write spaces between two values until its limit.
-_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
+_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 MAX_GUIDE_CHARS = 1 << 20
 
 
