@@ -28,8 +28,10 @@ class VerifyStage:
     inputs: tuple[str, ...] = ("emit",)
 
     def identity(self, spec: Spec) -> Mapping[str, Any]:
-        """Return nothing besides the input: the whole emitted tree is looked at."""
-        return spec.identity_of("verify")
+        """Return, besides the input, whether a server can be had here: a result without one does not last."""
+        from pipeline.triton.install import can_be_had
+
+        return {**spec.identity_of("verify"), "server": can_be_had()}
 
     def run(self, context: StageContext) -> None:
         """Check the files, then load them where this machine can."""

@@ -30,6 +30,7 @@ HOME_VARIABLE = "TRITONSERVER_HOME"
 _MINIMUM_GLIBC = (2, 35)
 _WANTED = ("pytriton/tritonserver/", "nvidia_pytriton.libs/", "nvidia_pytriton-0.7.0.dist-info/")
 _MARKER = ".complete.json"
+_OWN_LIBPYTHON = ("3.13",)  # the wheel has the library that this stub needs
 _ADAPTER = Path(__file__).with_name("stub_numpy2.py")
 _SERVER = "pytriton/tritonserver/bin/tritonserver"
 
@@ -69,7 +70,7 @@ def ensure_tritonserver(*, cache: Path | None = None, may_fetch_libpython: bool 
     """
     check_platform()
     home = cache or default_home()
-    root = home / f"{RELEASE}-{WHEEL_SHA256[:12]}"
+    root = _root(home)
     version = python_version()
     try:
         if not is_complete(root):
@@ -86,6 +87,25 @@ def ensure_tritonserver(*, cache: Path | None = None, may_fetch_libpython: bool 
             fetch_libpython(version, cache=home)
         libraries.insert(0, require_libpython(version, cache=home))
     return TritonInstall(root, root / _SERVER, backends, tuple(libraries), RELEASE, version)
+
+
+def can_be_had(*, cache: Path | None = None) -> bool:
+    """Say, without downloading or writing, whether this machine can have a tritonserver; the network is not asked.
+
+    Args:
+        cache: As for :func:`ensure_tritonserver`.
+    """
+    try:
+        home = cache or default_home()
+        check_platform()
+        version = python_version()
+        if version not in _OWN_LIBPYTHON:
+            require_libpython(version, cache=home)
+    except SourceError:
+        return False
+    if (_root(home) / _MARKER).is_file():
+        return True
+    return os.access(next(folder for folder in (home, *home.parents) if folder.exists()), os.W_OK | os.X_OK)
 
 
 def check_platform() -> None:
@@ -110,13 +130,28 @@ def check_platform() -> None:
 
 
 def default_home() -> Path:
-    """Return the folder that holds unpacked servers when none is given."""
+    """Return the folder that holds unpacked servers when none is given.
+
+    Raises:
+        SourceError: The user has no home folder.
+    """
     if os.environ.get(HOME_VARIABLE):
         return Path(os.environ[HOME_VARIABLE]).absolute()
     beside = Path(sys.prefix).parent
     if sys.prefix != sys.base_prefix and os.access(beside, os.W_OK):
         return beside / ".tritonserver"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trtllm-pipeline", "tritonserver")
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise SourceError(
+            f"there is no folder to unpack tritonserver into: {error}",
+            hint=f"set {HOME_VARIABLE} to a folder with 250 MB free that you may write to",
+        ) from error
+    return caches / "trtllm-pipeline" / "tritonserver"
+
+
+def _root(home: Path) -> Path:
+    return home / f"{RELEASE}-{WHEEL_SHA256[:12]}"
 
 
 def is_complete(root: Path) -> bool:

@@ -33,10 +33,15 @@ _SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
 _LOG_PREFIX = re.compile(r'^[EWI]\d{4} [\d:.]+ \d+ (?:[\w./-]+:\d+\] )?"?')
 _PORT_TAKEN = re.compile(r"Socket '[^']*:(\d+)' already in use|[Aa]ddress already in use.*?:(\d+)")
 _NOISE = ("NVML", "CUDA", "DCGM", "CudaDriverHelper", "unable to create stream for ensemble")  # there is no GPU
+# Of the log's end: the table of options, stack frames, complaints about the missing GPU.
+_TELLS_NOTHING = re.compile(r"^\s*(?:[|+].*|\d+# .*)?$|pinned_memory|" + "|".join(_NOISE))
+_QUOTED_CHARACTERS = 240
+_STUB_DIED = "boost::interprocess::lock_exception"  # the server holds a lock that its model's process never gave back
 _ADVICE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"libpython[\d.]+so[\d.]*: cannot open"), "install the libpython package of this Python (make setup)"),
     (re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'"), "install the missing package for the model"),
     (re.compile(r"unable to find backend library for backend '(\w+)'"), "this server lacks that backend"),
+    (re.compile(_STUB_DIED), "the log may say more; if it was killed, the machine ran out of memory (see `dmesg`)"),
     (re.compile(r"shared memory|/dev/shm", re.I), "give the server more shared memory (docker: --shm-size=1g)"),
     (re.compile(r"failed to (?:poll from model repository|read text proto)"), "python -m pipeline run emits it again"),
 )
@@ -212,7 +217,7 @@ class TritonServer:
         message = f"tritonserver {what}{where}"
         if reasons:
             message += ": " + reasons[0]
-        quoted = "\n".join(f"  | {line}" for line in lines[-_QUOTED_LINES:])
+        quoted = "\n".join(f"  | {line}" for line in telling_lines(lines))
         return ToolError(f"{message}\n{quoted}" if quoted else message, hint=_advice(lines))
 
     def _clean_up(self) -> None:
@@ -259,7 +264,16 @@ def _plain_temporary_folder() -> str:
     return folder if re.fullmatch(r"[\w./-]+", folder, re.ASCII) else "/tmp"
 
 
-def failure_reasons(lines: Iterable[str]) -> list[str]:
+def telling_lines(lines: Iterable[str]) -> list[str]:
+    """Return the last lines of a log that say something, long ones cut short."""
+    telling = [line for line in lines if not _TELLS_NOTHING.search(line)]
+    return [
+        line if len(line) <= _QUOTED_CHARACTERS else f"{line[:_QUOTED_CHARACTERS]} ..."
+        for line in telling[-_QUOTED_LINES:]
+    ]
+
+
+def failure_reasons(lines: Sequence[str]) -> list[str]:
     """Return what the server's log says went wrong, most telling first, without prefixes and repetition."""
     # A reason with a traceback is logged as one line with escaped line ends; its first part is the reason.
     errors = [
@@ -268,8 +282,11 @@ def failure_reasons(lines: Iterable[str]) -> list[str]:
         if re.match(r"^E\d{4} ", line)
     ]
     exceptions = [line.strip() for line in lines if re.match(r"^\s*[\w.]*(?:Error|Exception): ", line)]
+    crashes = [line.strip() for line in lines if line.startswith("terminate called after throwing")]
+    if any(_STUB_DIED in line for line in crashes):
+        crashes.insert(0, "the python process of a model died (killed, or crashed), and the server with it")
     telling = [text for text in errors if "failed to load" in text or "at least one version" in text]
-    ordered = [*telling, *exceptions, *errors]
+    ordered = [*crashes, *telling, *exceptions, *errors]
     return list(dict.fromkeys(text for text in ordered if text and not text.startswith(_NOISE)))
 
 

@@ -15,6 +15,7 @@ from pipeline.stages.fetch import FetchStage
 from pipeline.stages.sources import named_as_given
 from pipeline.stages.sources.local import LocalSource
 from pipeline.stages.sources.wheel import WheelSource
+from pipeline.stages.verify import VerifyStage
 
 
 def local(path: Path) -> Spec:
@@ -54,6 +55,14 @@ def test_local_source_names_a_file_it_may_not_read(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("pipeline.stages.sources.local.sha256_file", refuse)  # root may read everything
     with pytest.raises(SourceError, match=r"model\.gguf cannot be read: Permission denied"):
         LocalSource(local(tmp_path)).identity(resolve=True)
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_a_check_without_a_server_is_made_again_where_one_can_be_had(
+    possible: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pipeline.triton.install.can_be_had", lambda: possible)
+    assert VerifyStage().identity(local(tmp_path))["server"] is possible
 
 
 def test_what_the_engine_refuses_is_an_error_of_the_source() -> None:

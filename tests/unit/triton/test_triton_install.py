@@ -152,6 +152,34 @@ def test_machine_that_cannot_run_it_is_refused(
         install.check_platform()
 
 
+def test_server_can_be_had_where_it_is_unpacked_or_could_be(
+    tmp_path: Path, pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "require_libpython", lambda version, cache: cache)
+    assert install.can_be_had(cache=tmp_path / "new" / "cache")
+    monkeypatch.setattr(install.os, "access", lambda path, mode: False)  # root may write everywhere
+    assert not install.can_be_had(cache=tmp_path / "new" / "cache")
+    install.ensure_tritonserver(cache=tmp_path / "full")
+    assert install.can_be_had(cache=tmp_path / "full")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert not install.can_be_had(cache=tmp_path / "full")
+
+
+def test_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (install.HOME_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(install.sys, "prefix", install.sys.base_prefix)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(install.Path, "home", homeless)
+    with pytest.raises(SourceError) as caught:
+        install.default_home()
+    assert install.HOME_VARIABLE in caught.value.hint
+    assert not install.can_be_had()
+
+
 def test_missing_libpython_gives_the_one_apt_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libpython, "_candidate_folders", lambda name: iter(()))
     with pytest.raises(SourceError) as caught:

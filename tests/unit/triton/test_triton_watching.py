@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from pipeline.triton.server import failure_reasons, free_port, port_is_free, remove_stale_regions
+from pipeline.triton.server import failure_reasons, free_port, port_is_free, remove_stale_regions, telling_lines
 
 LOG = [
     'W1130 14:46:48.674396 16885 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
@@ -27,6 +27,29 @@ def test_reason_is_the_failed_model_without_the_traceback() -> None:
 
 def test_complaints_about_the_missing_gpu_are_no_reason() -> None:
     assert failure_reasons(LOG[:2]) == []
+
+
+def test_reason_of_a_server_that_lost_a_stub_says_so() -> None:
+    log = [
+        *LOG[:2],
+        "terminate called after throwing an instance of 'boost::interprocess::lock_exception'",
+        "  what():  boost::interprocess::lock_exception",
+        "Signal (6) received.",
+        " 0# 0x000055686D3CB52D in /opt/bin/tritonserver",
+        "10# _Unwind_RaiseException in /lib/x86_64-linux-gnu/libgcc_s.so.1",
+        "",
+    ]
+    assert failure_reasons(log)[0].startswith("the python process of a model died")
+    assert telling_lines(log) == log[2:5]
+
+
+def test_quoted_lines_are_not_the_table_of_options() -> None:
+    table = ["+------+---+", "| strict_readiness | 1 |", "| cache_enabled | 0 |", "+------+---+", ""] * 5
+    quoted = telling_lines([*LOG[2:4], *table, "error: creating server: Internal - failed to load all models"])
+    assert quoted[0] == LOG[2]
+    assert quoted[-1].startswith("error: creating server")
+    assert len(quoted) == 3
+    assert len(telling_lines(["x" * 900])[0]) < 250
 
 
 def test_free_port_can_be_bound_and_a_listening_one_is_not_free() -> None:
