@@ -136,7 +136,7 @@ def absolute(path: str) -> str:
 def _adapter_config(folder: Path) -> Mapping[str, Any]:
     try:
         content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # a rule says that the folder is no adapter
     return content if isinstance(content, dict) else {}
 

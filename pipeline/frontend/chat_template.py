@@ -121,7 +121,7 @@ def find_templates(folder: Path) -> dict[str, str]:
     of named texts), then ``chat_template.json``.
 
     Raises:
-        SourceError: A file cannot be read.
+        SourceError: A file cannot be read, or its chat_template is neither a text nor a list of named texts.
     """
     found: dict[str, str] = {}
     single = folder / "chat_template.jinja"
@@ -134,13 +134,24 @@ def find_templates(folder: Path) -> dict[str, str]:
             continue
         try:
             document = json.loads(_read(folder / name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{folder / name} is not JSON: {error}.") from error
         value = document.get("chat_template") if isinstance(document, dict) else None
-        if isinstance(value, str):
-            found["default"] = value
-        elif isinstance(value, list):
-            found = {str(entry["name"]): str(entry["template"]) for entry in value}
+        found = {"default": value} if isinstance(value, str) else _named(value, folder / name)
+    return found
+
+
+def _named(value: Any, path: Path) -> dict[str, str]:
+    """Return the templates of a list of named texts; no list at all has none."""
+    entries = [] if value is None else value
+    if not isinstance(entries, list):
+        raise SourceError(f"{path}: chat_template is a {type(entries).__name__}, expected a text or a list.")
+    found = {}
+    for entry in entries:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise SourceError(f"{path}: chat_template has {entry!r}, expected an object with name and template.")
+        found[name] = text
     return found
 
 

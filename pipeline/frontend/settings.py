@@ -122,7 +122,7 @@ class FrontendSettings:
             document = json.loads(path.read_text("utf-8"))
         except OSError as error:
             raise SourceError(f"Cannot read the frontend settings {path}: {error.strerror}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"The frontend settings {path} are not JSON: {error}.") from error
         if not isinstance(document, dict):
             raise SourceError(f"The frontend settings {path} hold a {type(document).__name__}, expected an object.")

@@ -283,7 +283,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"Cannot read {path}: {error}.") from error
     if not isinstance(document, dict):
         raise SourceError(f"{path} holds a {type(document).__name__}, expected an object.")

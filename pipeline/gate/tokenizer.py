@@ -120,8 +120,12 @@ def _template(config: dict[str, Any], folder: Path) -> str | None:
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = [entry for entry in found if isinstance(entry, dict)]
-        found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+        wrong = [entry for entry in found if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys()]
+        if wrong:
+            raise SourceError(
+                f"{folder / 'tokenizer_config.json'}: chat_template has {wrong[0]!r}; expected name and template"
+            )
+        found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
     if found is not None and not isinstance(found, str):
         raise SourceError(f"{folder / 'tokenizer_config.json'}: chat_template is {found!r}; expected text")
     return found

@@ -198,7 +198,7 @@ def _vocab_size(checkpoint: Path) -> int:
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return int(config["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SourceError(
             f"{path} is not the config of a TensorRT-LLM checkpoint: {type(error).__name__}: {error}",
             hint="python -m pipeline checkpoint inspect shows what a folder holds",

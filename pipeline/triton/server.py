@@ -266,7 +266,8 @@ def _plain_temporary_folder() -> str:
 
 def telling_lines(lines: Iterable[str]) -> list[str]:
     """Return the last lines of a log that say something, long ones cut short."""
-    telling = [line for line in lines if not _TELLS_NOTHING.search(line)]
+    known = [line for line in lines if not _TELLS_NOTHING.search(line)]
+    telling = [line for line in known if not re.match(r"^I\d{4} ", line)] or known
     return [
         line if len(line) <= _QUOTED_CHARACTERS else f"{line[:_QUOTED_CHARACTERS]} ..."
         for line in telling[-_QUOTED_LINES:]

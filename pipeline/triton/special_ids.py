@@ -72,7 +72,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(data, dict):
         raise SourceError(f"{path} holds {type(data).__name__}, expected an object")

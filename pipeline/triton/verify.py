@@ -249,11 +249,11 @@ def _safetensors_problem(path: Path) -> str:
             if length > size:
                 return "is not a safetensors file"
             header = json.loads(stream.read(length))
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
     except FileNotFoundError:
         return "is missing"
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, struct.error, RecursionError, AttributeError, LookupError, TypeError):
         return "is not a safetensors file"
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     wanted = 8 + length + max(ends, default=0)
     return "" if wanted == size else f"has {size} bytes, its header says {wanted}"
 
@@ -294,7 +294,7 @@ def _is_foreign(value: object) -> bool:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -149,7 +149,7 @@ def read_config(folder: Path) -> ModelConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise EngineError(f"{path}: missing; expected a TensorRT-LLM checkpoint folder") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path}: not JSON ({error})") from error
     if not isinstance(raw, dict):
         raise EngineError(f"{path}: expected a JSON object")

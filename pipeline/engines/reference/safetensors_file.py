@@ -53,7 +53,7 @@ class SafetensorsFile:
             raise EngineError(f"{path}: not a safetensors file, or truncated: header of {header_size} in {size} bytes")
         try:
             header = json.loads(bytes(self._bytes[8 : 8 + header_size]))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError(f"{path}: the safetensors header is not JSON ({error})") from error
         header.pop("__metadata__", None)
         self._header: dict[str, dict[str, Any]] = header

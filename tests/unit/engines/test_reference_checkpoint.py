@@ -180,9 +180,14 @@ def test_damaged_files_are_named(copy: Path) -> None:
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(EngineError, match=r"rank0.safetensors: not a safetensors file"):
         ReferenceEngine.load(copy, threads=1)
-    (copy / "config.json").write_text("{")
-    with pytest.raises(EngineError, match=r"config.json: not JSON"):
+    nested = b"[" * 100_000
+    path.write_bytes(len(nested).to_bytes(8, "little") + nested)
+    with pytest.raises(EngineError, match=r"rank0.safetensors: the safetensors header is not JSON"):
         ReferenceEngine.load(copy, threads=1)
+    for content in ("{", nested.decode()):
+        (copy / "config.json").write_text(content)
+        with pytest.raises(EngineError, match=r"config.json: not JSON"):
+            ReferenceEngine.load(copy, threads=1)
     with pytest.raises(EngineError, match=r"config.json: missing"):
         ReferenceEngine.load(copy.parent, threads=1)
 

@@ -87,6 +87,23 @@ def test_separate_files_win_over_the_configuration(tmp_path: Path) -> None:
     assert find_templates(tmp_path) == {"default": "file", "tool_use": "file tools"}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"chat_template": [{"x": 1}]}',
+        '{"chat_template": [{"name": "default", "template": null}]}',
+        '{"chat_template": ["text"]}',
+        '{"chat_template": {"name": "default"}}',
+        "[" * 100_000,
+    ],
+    ids=["keys", "null", "text", "object", "nested"],
+)
+def test_malformed_template_list_names_the_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(SourceError, match=r"tokenizer_config\.json"):
+        find_templates(tmp_path)
+
+
 def test_tool_use_template_is_taken_with_tools() -> None:
     templates = ChatTemplates({"default": "plain", "tool_use": "tools"}, {})
     message = [{"role": "user", "content": "a"}]

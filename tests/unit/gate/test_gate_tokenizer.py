@@ -67,6 +67,13 @@ def test_load_refuses_a_folder_without_a_tokenizer(content, tmp_path):
         GateTokenizer.load(tmp_path)
 
 
+def test_gate_tokenizer_refuses_a_template_without_a_name(folder):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": [{"x": 1}]}))
+    with pytest.raises(SourceError, match=r"tokenizer_config\.json: chat_template has \{'x': 1\}"):
+        GateTokenizer.load(folder)
+
+
 @pytest.mark.parametrize("template", ["{{ oops(", "{{ messages.__class__.__mro__[1].__subclasses__() }}"])
 def test_render_chat_refuses_broken_and_hostile_templates(template):
     with pytest.raises(SourceError, match="chat template"):
@@ -131,7 +138,9 @@ def test_gate_tokenizer_takes_the_template_that_transformers_takes(folder):
     (folder / "chat_template.jinja").write_text("file")
     assert GateTokenizer.load(folder).chat_template == "file"
     (folder / "chat_template.jinja").unlink()
-    (folder / "tokenizer_config.json").write_text('{"chat_template": [{"x": 1}, {"name": "default", "template": "d"}]}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"chat_template": [{"name": "x", "template": "t"}, {"name": "default", "template": "d"}]}'
+    )
     assert GateTokenizer.load(folder).chat_template == "d"
     (folder / "tokenizer_config.json").write_text('{"chat_template": 5}')
     with pytest.raises(SourceError, match="chat_template is 5"):

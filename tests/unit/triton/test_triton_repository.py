@@ -129,6 +129,13 @@ def test_bad_source_is_refused_by_name(tmp_path: Path, checkpoint: Path, tokeniz
         emit_repository(checkpoint, checkpoint=checkpoint, tokenizer=tokenizer, settings=SETTINGS)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_special_ids_of_json_nested_without_end_name_the_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(SourceError, match=name):
+        read_special_ids(tmp_path)
+
+
 def test_special_ids_are_the_union_of_both_files(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path)
     assert read_special_ids(folder) == SpecialIds((EOS, IM_END), EOS)

@@ -45,7 +45,7 @@ def test_reason_of_a_server_that_lost_a_stub_says_so() -> None:
 
 def test_quoted_lines_are_not_the_table_of_options() -> None:
     table = ["+------+---+", "| strict_readiness | 1 |", "| cache_enabled | 0 |", "+------+---+", ""] * 5
-    quoted = telling_lines([*LOG[2:4], *table, "error: creating server: Internal - failed to load all models"])
+    quoted = telling_lines([*LOG[2:], *table, "error: creating server: Internal - failed to load all models"])
     assert quoted[0] == LOG[2]
     assert quoted[-1].startswith("error: creating server")
     assert len(quoted) == 3
