@@ -87,7 +87,7 @@ def plan_conversion(source: TensorSource, options: ConvertOptions) -> Conversion
         config=config,
         ignored_tensors=ledger.ignored,
         duplicates=tuple(binder.duplicates),
-        warnings=(*source.warnings, *notes, *scheme.warnings, *_warnings(architecture, options)),
+        warnings=(*source.warnings, *notes, *scheme.warnings, *_warnings(architecture, options, config)),
     )
 
 
@@ -131,7 +131,10 @@ def _refuse_differences(
             )
 
 
-def _warnings(architecture: Architecture, options: ConvertOptions) -> Iterator[str]:
+def _warnings(architecture: Architecture, options: ConvertOptions, config: Mapping[str, Any]) -> Iterator[str]:
+    plain = config["quantization"].get("quant_algo") is None and not options.dequantize
+    if architecture.raw.get("quantization_config") is not None and plain:
+        yield "the config states a quantization_config, the weights are plain numbers: it is not carried over"
     if options.dtype == "auto" and architecture.dtype in ("", "float32"):
         stated = architecture.dtype or "no type"
         yield f"the config states {stated}: weights are written as float16, as NVIDIA's converter does; ask for another"

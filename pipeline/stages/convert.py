@@ -52,6 +52,8 @@ class ConvertStage:
         with named_as_given(spec, source):
             tokenizer = write_tokenizer(source, context.out / "tokenizer")
             context.facts["tokenizer"] = dataclasses.asdict(tokenizer)
+            for warning in tokenizer.warnings:
+                context.log.warning(warning)
             if spec.converter.resolved == "modelopt":
                 self._by_modelopt(context, source)
                 return

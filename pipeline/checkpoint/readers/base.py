@@ -150,7 +150,7 @@ def refuse_placeholder(path: Path) -> None:
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not head:
-        raise SourceError(f"{path}: is empty; expected weights", hint="the download did not finish; fetch it again")
+        raise SourceError(f"{path}: is empty", hint="the download did not finish; fetch it again")
     if head.startswith(b"version https://git-lfs"):
         raise SourceError(
             f"{path}: is a Git-LFS pointer text, not the weights",

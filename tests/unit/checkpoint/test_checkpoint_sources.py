@@ -217,6 +217,13 @@ def test_config_that_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, 
     assert message in refused(source, tmp_path / "out").message
 
 
+@pytest.mark.parametrize("stated", [{"quant_method": "gptq", "bits": 4}, "x"])
+def test_quantization_that_the_weights_do_not_have_is_a_warning(tmp_path: Path, stated: object) -> None:
+    source = tiny_llama(tmp_path / "m", quantization_config=stated)
+    assert any("states a quantization_config" in warning for warning in inspect_source(source).warnings)
+    assert not any("quantization_config" in w for w in inspect_source(tiny_llama(tmp_path / "plain")).warnings)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_json_nested_without_end_is_named(tmp_path: Path, name: str) -> None:
     source = tiny_llama(tmp_path / "m", shards=2)
