@@ -143,7 +143,7 @@ def _texts(file: str, data: bytes, column: str) -> Iterator[str | list[int]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{file}: line {number} is no JSON ({error})") from error
         if not isinstance(row, dict) or column not in row:
             fields = ", ".join(row) if isinstance(row, dict) else f"none, it is a {type(row).__name__}"

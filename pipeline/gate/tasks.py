@@ -120,7 +120,7 @@ def _item(line: str, encode: Callable[[str], Sequence[int]], where: str) -> Item
     try:
         entry: Mapping[str, Any] = json.loads(line)
         layout = next(f for f in FORMATS if f.choices in entry and f.answer in entry and _fills(f.context, entry))
-    except (json.JSONDecodeError, StopIteration, TypeError) as error:
+    except (json.JSONDecodeError, StopIteration, TypeError, RecursionError) as error:
         wanted = "; ".join(f"{f.context!r}, {f.choices}, {f.answer}" for f in FORMATS)
         raise SourceError(f"{where}: not a multiple-choice item; expected the fields of one of: {wanted}") from error
     choices = entry[layout.choices]

@@ -94,7 +94,7 @@ def _column(path: Path, column: str) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{path}:{number} is no JSON: {error}") from error
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str):

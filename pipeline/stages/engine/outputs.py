@@ -90,7 +90,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ToolError(f"the tool ended well, but {path.name} is missing or no JSON: {error}") from error
     if not isinstance(document, dict):
         raise ToolError(f"{path} holds no JSON object")

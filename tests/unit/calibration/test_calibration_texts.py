@@ -66,6 +66,7 @@ def test_text_that_holds_nothing_is_refused(tmp_path: Path, rows: list[object]) 
     ("name", "content", "message"),
     [
         ("t.jsonl", b"{oops\n", "line 1 is no JSON"),
+        pytest.param("t.jsonl", b"[" * 100_000, "line 1 is no JSON", id="nested"),
         ("t.jsonl", b'{"text": 5}\n', "text is a int; expected text or a list of token ids"),
         ("t.txt", b"\xff\xfe", "is no UTF-8 text"),
         ("t.parquet", b"", "expected a name that ends in .txt or .jsonl"),

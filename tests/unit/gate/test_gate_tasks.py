@@ -49,6 +49,7 @@ def test_load_task_joins_context_and_choice_with_one_space(tmp_path):
     "line,message",
     [
         ("{", "not a multiple-choice item"),
+        pytest.param("[" * 100_000, "not a multiple-choice item", id="nested"),
         ('{"question": "q"}', "not a multiple-choice item"),
         ('{"context": "c", "choices": ["one"], "answer": 0}', "two or more"),
         ('{"context": "c", "choices": ["a", "b"], "answer": 2}', "index below 2"),
