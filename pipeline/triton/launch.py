@@ -73,8 +73,20 @@ def launch_script(plan: ServerPlan, *, repository: str = MOUNT_POINT, http_port:
         return "\n".join([*lines, note, export, f"exec {_quoted(commands[0], {})}", ""])
     lines += ["pids=()", """trap 'kill "${pids[@]}" 2>/dev/null || true' TERM INT EXIT""", ""]
     lines += [line for command in commands for line in (_background(command), "pids+=($!)")]
-    lines += ["", "# The first server that ends takes the others with it.", 'wait -n "${pids[@]}"', ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_UNTIL_ONE_ENDS, ""])
+
+
+# Not `wait -n`: it never returns for a server that ended before it was reached.
+_UNTIL_ONE_ENDS = (
+    "",
+    "# The first server that ends takes the others with it, and its exit code is ours.",
+    "while :; do",
+    '    for pid in "${pids[@]}"; do',
+    '        kill -0 "$pid" 2>/dev/null || { wait "$pid"; exit; }',
+    "    done",
+    "    sleep 1",
+    "done",
+)
 
 
 def _background(command: Launch) -> str:

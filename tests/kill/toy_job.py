@@ -104,7 +104,7 @@ def arm() -> None:
     elif point("after the record"):
         before(Store, "note_use", lambda store, job, stage, key: stage == "convert" and die())
     elif point("while files are exported"):
-        before(export, "copy_file", lambda source, target: target.name == "name" and die())
+        before(files, "copy_file", lambda source, target: target.name == "name" and die())
     elif point("before the export is swapped"):
         before(export, "_exchange", lambda *args: die())
         before(Path, "rename", lambda self, target: ".new-" in self.name and die())
