@@ -6,6 +6,9 @@ PYTHON is an interpreter with torch, transformers and safetensors. Both sides ru
 turns, so that a busy machine slows both. The result is the ratio of the fastest rounds, since a neighbour can only
 slow a round; the ratio of the medians shows how disturbed the run was. Both decode greedily; the tokens must agree.
 
+Ours is measured through its scheduler and sampler, step by step. ``--peer generate`` (default) asks transformers in
+the same way, through ``generate``; ``--peer loop`` calls the bare model in a loop, which is faster and does less.
+
 With several threads, a busy machine makes transformers' threads spin against each other: there, set
 OMP_WAIT_POLICY=PASSIVE in the environment, or take --threads 1.
 """
@@ -61,7 +64,7 @@ def reference_runner(checkpoint: Path, threads: int) -> Runner:
     return prepare
 
 
-def transformers_runner(checkpoint: Path, threads: int) -> Runner:
+def transformers_runner(checkpoint: Path, threads: int, peer: str) -> Runner:
     """Run transformers on the same weights, put back under their Hugging Face names."""
     import torch
     from safetensors.torch import load_file
@@ -99,13 +102,27 @@ def transformers_runner(checkpoint: Path, threads: int) -> Runner:
 
         step()
 
-        def decode(count: int) -> list[list[int]]:
+        def loop(count: int) -> list[list[int]]:
             for _ in range(count):
                 step()
             tokens: list[list[int]] = torch.cat(made, dim=1).tolist()
             return tokens
 
-        return decode
+        def generate(count: int) -> list[list[int]]:
+            sequence = torch.cat([torch.tensor(prompts), ids], dim=1)
+            found = model.generate(
+                sequence,
+                attention_mask=torch.ones_like(sequence),
+                past_key_values=cache,
+                min_new_tokens=count,
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
+            tokens: list[list[int]] = found[:, PROMPT_TOKENS:].tolist()
+            return tokens
+
+        return {"loop": loop, "generate": generate}[peer]
 
     return prepare
 
@@ -136,9 +153,10 @@ def _hugging_face_names(tensors: dict[str, Any], config: dict[str, Any]) -> dict
     return out
 
 
-def serve(kind: str, checkpoint: Path, threads: int) -> None:
+def serve(kind: str, checkpoint: Path, threads: int, peer: str) -> None:
     """Answer one JSON line per request on stdin: decode and say how long it took."""
-    runner = {"reference": reference_runner, "transformers": transformers_runner}[kind](checkpoint, threads)
+    is_ours = kind == "reference"
+    runner = reference_runner(checkpoint, threads) if is_ours else transformers_runner(checkpoint, threads, peer)
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -151,9 +169,10 @@ def serve(kind: str, checkpoint: Path, threads: int) -> None:
 class Side:
     """One of the two processes."""
 
-    def __init__(self, python: str, kind: str, checkpoint: Path, threads: int) -> None:
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
-        command = [python, __file__, str(checkpoint), "--serve", kind, "--threads", str(threads)]
+    def __init__(self, python: str, kind: str, args: argparse.Namespace) -> None:
+        threads = str(args.threads)
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1"}
+        command = [python, __file__, str(args.checkpoint), "--serve", kind, "--threads", threads, "--peer", args.peer]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self._answer()
 
@@ -207,17 +226,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peer", choices=["generate", "loop"], default="generate")
     parser.add_argument("--serve", choices=["reference", "transformers"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve, args.checkpoint, args.threads)
+        serve(args.serve, args.checkpoint, args.threads, args.peer)
         return
     vocab_size = json.loads((args.checkpoint / "config.json").read_text())["vocab_size"]
     sides = [
-        Side(sys.executable, "reference", args.checkpoint, args.threads),
-        Side(args.oracle_python, "transformers", args.checkpoint, args.threads),
+        Side(sys.executable, "reference", args),
+        Side(args.oracle_python, "transformers", args),
     ]
-    print(f"{args.checkpoint}, float32, {args.threads} threads each")
+    print(f"{args.checkpoint}, float32, {args.threads} threads each, transformers through {args.peer}")
     ratios = {batch: compare(sides, batch, args.rounds, vocab_size) for batch in args.batch}
     for side in sides:
         side.close()
